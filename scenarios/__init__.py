@@ -1,0 +1,1 @@
+"""What is asked, and the fields that every answer shares."""

@@ -1,0 +1,106 @@
+"""What a training framework keeps and sends: bytes a parameter, and how gradients travel.
+
+Frameworks differ where people are surprised: one keeps gradients twice, another
+sends them in 2 bytes, a third splits pipeline messages over the tensor-parallel
+ranks. Each is a file of facts; copy one to describe your own.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..topology.errors import input_error
+from ..topology.files import build
+from .fields import BytesEach, Flag, Precision, Text
+from .reading import bundled, read
+
+KvHeadsRule = Literal["divides", "multiple_or_divisor"]
+
+
+class StateBytes(BaseModel):
+    """Bytes a parameter, before any sharding."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    weight: BytesEach = Field(description="the weight that the layers compute with")
+    gradient: BytesEach = Field(description="the gradient that backward writes")
+    accumulation: BytesEach = Field(description="a second gradient, where micro-batches add up; or 0")
+    optimizer: BytesEach = Field(description="master weight and Adam's two moments: what ZeRO-1 shards")
+
+    @property
+    def total(self) -> float:
+        """All of them, with nothing sharded."""
+        return self.weight + self.gradient + self.accumulation + self.optimizer
+
+
+class Reduce(BaseModel):
+    """How the data-parallel gradients travel."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    collective: Literal["all_reduce", "reduce_scatter"]
+    bytes: dict[Precision, BytesEach] = Field(description="bytes an element on the wire")
+
+
+class Pipeline(BaseModel):
+    """How activations travel between stages."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    send_blocks: Flag = Field(description="the sender waits until its message is out")
+    partition_over_tp: Flag = Field(description="each tensor-parallel rank sends its part, and the receivers gather")
+
+
+class Framework(BaseModel):
+    """One training framework, as its users run it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Text
+    title: Text | None = None
+    source: Text
+    note: Text | None = None
+    states: dict[Precision, StateBytes] = Field(min_length=1, description="bytes a parameter, by precision")
+    reduce: Reduce
+    tied_reduce_bytes: dict[Precision, BytesEach] = Field(description="bytes an element of the tied gradient")
+    tied_copy: Literal["words", "embedding"] = Field(
+        default="words",
+        description="what the last stage copies where the head is tied: the words, or the whole embedding",
+    )
+    pipeline: Pipeline
+    kv_heads: KvHeadsRule = Field(description="tp must divide the kv heads, or may also be a multiple of them")
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """The precisions that it is described for."""
+        return tuple(p for p in self.states if p in self.reduce.bytes and p in self.tied_reduce_bytes)
+
+    def state_bytes(self, precision: Precision) -> StateBytes:
+        """Bytes a parameter in a precision.
+
+        Raises:
+            InputError: If the framework is not described for it.
+        """
+        if precision not in self.precisions:
+            raise input_error(f"is not described for {precision}; it has {', '.join(self.precisions)}", where=self.name)
+        return self.states[precision]
+
+
+def framework_names() -> list[str]:
+    """The bundled frameworks."""
+    return bundled("frameworks")
+
+
+def load_framework(name_or_path: str) -> Framework:
+    """A bundled framework, or one from a file.
+
+    >>> load_framework("megatron-deepspeed").state_bytes("bf16").total
+    20.0
+
+    Raises:
+        InputError: If there is no such framework or its file is wrong.
+    """
+    document, where = read(name_or_path, "frameworks", "framework")
+    return build(Framework, document, where)

@@ -1,0 +1,113 @@
+"""How it is cut: the parallel degrees, and what is recomputed where."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema, field_validator
+
+from ..topology.errors import input_error, nearest, nearest_numbers
+from .fields import Count, Flag, Recompute, Text
+from .model import divisors
+from .schedules import SCHEDULES
+
+_RECOMPUTE: tuple[str, ...] = get_args(Recompute)
+
+
+def _recompute(value: Any) -> str | tuple[str, ...]:
+    if isinstance(value, str):
+        return _recompute_word(value)
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"must be {', '.join(_RECOMPUTE)}, or a list of those, one a stage")
+    if not value:
+        raise ValueError("is an empty list; it needs one entry a stage")
+    return tuple(_recompute_word(entry) for entry in value)
+
+
+def _recompute_word(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"must be one of {', '.join(_RECOMPUTE)} for each stage, not a {type(value).__name__}")
+    if value not in _RECOMPUTE:
+        raise ValueError(f"unknown kind {value[:40]!r}{nearest(value[:40], _RECOMPUTE)}")
+    return value
+
+
+RecomputeField = Annotated[
+    Recompute | tuple[Recompute, ...],
+    PlainValidator(_recompute),
+    PlainSerializer(lambda value: value if isinstance(value, str) else list(value), when_used="json"),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": list(_RECOMPUTE), "type": "string"},
+                {"items": {"enum": list(_RECOMPUTE), "type": "string"}, "minItems": 1, "type": "array"},
+            ],
+            "description": "activations computed again in the backward pass, for all stages or one entry a stage",
+        }
+    ),
+]
+
+
+class Layout(BaseModel):
+    """Parallel degrees of a run: devices = tp x pp x cp x dp."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tp: Count = Field(default=1, description="tensor-parallel degree")
+    pp: Count = Field(default=1, description="pipeline stages")
+    dp: Count | None = Field(default=None, description="replicas; left out: devices / (tp x pp x cp)")
+    vpp: Count = Field(default=1, description="virtual stages a pipeline rank")
+    cp: Count = Field(default=1, description="context-parallel degree")
+    ep: Count = Field(default=1, description="expert-parallel degree")
+    micro_batch: Count = Field(default=1, description="sequences in one micro-batch of one replica")
+    zero: Annotated[int, Field(strict=True, ge=0, le=3)] = Field(default=0, description="ZeRO stage")
+    schedule: Text = Field(default="1f1b", description="pipeline schedule", json_schema_extra={"enum": list(SCHEDULES)})
+    sequence_parallel: Flag = False
+    recompute: RecomputeField = "none"
+    flash_attention: Flag = Field(default=True, description="attention that never writes its weights to memory")
+    stage_layers: tuple[Count, ...] | None = Field(default=None, description="layers of each stage, where uneven")
+
+    @field_validator("schedule")
+    @classmethod
+    def _schedule_is_known(cls, value: str) -> str:
+        if value not in SCHEDULES:
+            raise ValueError(f"unknown schedule {value[:40]!r}{nearest(value[:40], SCHEDULES)}")
+        return value
+
+    @field_validator("stage_layers", mode="before")
+    @classmethod
+    def _stage_layers_are_a_list(cls, value: Any) -> Any:
+        if value is not None and not isinstance(value, (list, tuple)):
+            raise ValueError("must be a list of whole numbers, the layers of each stage")
+        return value
+
+    @property
+    def model_parallel(self) -> int:
+        """Devices that hold one replica: tp x pp x cp."""
+        return self.tp * self.pp * self.cp
+
+    def layers_by_stage(self, layers: int) -> tuple[int, ...]:
+        """Layers of each pipeline stage.
+
+        >>> Layout(pp=4).layers_by_stage(48)
+        (12, 12, 12, 12)
+
+        Raises:
+            InputError: If the stages cannot share them evenly and ``stage_layers`` does not say how.
+        """
+        if self.stage_layers is not None:
+            return self.stage_layers
+        if layers % self.pp:
+            choices = nearest_numbers(self.pp, divisors(layers))
+            raise input_error(f"pp={self.pp} does not divide {layers} layers; pp can be {choices}", field="layout.pp")
+        return (layers // self.pp,) * self.pp
+
+    def recompute_by_stage(self) -> tuple[Recompute, ...]:
+        """What each stage recomputes.
+
+        >>> Layout(pp=2, recompute=["full", "none"]).recompute_by_stage()
+        ('full', 'none')
+        """
+        if isinstance(self.recompute, tuple):
+            return self.recompute
+        return (self.recompute,) * self.pp

@@ -1,0 +1,209 @@
+"""The answers: a `Prediction` and a `Measurement` share these fields.
+
+Plain frozen dataclasses in SI units. `document` turns one into the JSON
+document that ``--json`` prints; ``SCHEMA_VERSION`` changes when a key does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SCHEMA_VERSION = 1
+
+Verdict = Literal["fits", "marginal", "does not fit"]
+
+
+@dataclass(frozen=True)
+class FlopRates:
+    """FLOP/s of one device: ``model`` counts no recomputation, ``hardware`` counts it."""
+
+    model: float
+    hardware: float
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Seconds of one step on the slowest stage, by what that stage was doing.
+
+    Communication is the exposed part. The parts sum to the step. ``bubble`` is
+    the wait for another stage; ``other`` is host work once a step.
+    """
+
+    compute: float = 0.0
+    recompute: float = 0.0
+    tp_comm: float = 0.0
+    pp_comm: float = 0.0
+    dp_comm: float = 0.0
+    cp_comm: float = 0.0
+    ep_comm: float = 0.0
+    bubble: float = 0.0
+    optimizer: float = 0.0
+    other: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """The step, as the sum of its parts."""
+        return float(sum(getattr(self, item.name) for item in dataclasses.fields(self)))
+
+
+@dataclass(frozen=True)
+class CommRecord:
+    """One kind of communication as one rank of the slowest stage sees it in a step.
+
+    Attributes:
+        group: ``tp``, ``pp``, ``dp``, ``cp``, ``ep`` or ``embedding`` (first and last stage).
+        op: ``all_reduce``, ``all_gather``, ``send``, ...
+        algorithm: How it ran, such as ``ring``.
+        bytes: Bytes this rank sent for it.
+        count: How many times it ran.
+        busy_s: Seconds it was under way.
+        exposed_s: Seconds in which nothing else went on.
+    """
+
+    group: str
+    op: str
+    algorithm: str
+    bytes: float
+    count: int
+    busy_s: float
+    exposed_s: float
+
+
+@dataclass(frozen=True)
+class MemoryParts:
+    """Bytes of one stage at its peak, by what holds them; they sum to the peak."""
+
+    parameters: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    activations: float = 0.0
+    buffers: float = 0.0
+    overhead: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """The peak, as the sum of its parts."""
+        return float(sum(getattr(self, item.name) for item in dataclasses.fields(self)))
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Memory of one device of a stage.
+
+    Attributes:
+        stage: Pipeline stage.
+        peak_bytes: What the framework calls max allocated.
+        reserved_bytes: What its allocator is expected to hold at that peak.
+        peak_s: When in the step the peak comes.
+        peak_during: The action under way then, such as ``backward of micro-batch 3``.
+        parts: What the peak is made of.
+        between_steps_bytes: What stays allocated from one step to the next.
+    """
+
+    stage: int
+    peak_bytes: float
+    reserved_bytes: float
+    peak_s: float
+    peak_during: str
+    parts: MemoryParts
+    between_steps_bytes: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The verdict for the whole layout and each stage behind it.
+
+    ``context_bytes`` (driver, communicators) lies outside the framework's allocator.
+    """
+
+    verdict: Verdict
+    capacity_bytes: float
+    context_bytes: float
+    stages: tuple[StageMemory, ...]
+
+    @property
+    def worst(self) -> StageMemory:
+        """The stage with the highest peak."""
+        return max(self.stages, key=lambda stage: stage.peak_bytes)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where the step is expected with probability ``level``; ``step_s`` is None where no calibration says."""
+
+    level: float
+    step_s: tuple[float, float] | None
+    basis: str
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """The whole training run, at this step time and with nothing lost to failures."""
+
+    steps: int
+    days: float
+    node_hours: float
+    device_hours: float
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Seconds of one step on one stage: when it ended its last backward, and how long it was busy."""
+
+    stage: int
+    layers: int
+    forward_s: float
+    backward_s: float
+    busy_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What the simulation itself cost, for the benchmark and for trust in its folds."""
+
+    events: int
+    ops: int
+    solves: int
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer of the simulated run to one scenario. Seconds, bytes, FLOP/s of one device."""
+
+    scenario: dict[str, Any]
+    step_s: float
+    samples_per_s: float
+    tokens_per_s: float
+    tflops_per_device: FlopRates
+    mfu: float
+    hfu: float
+    breakdown_s: Breakdown
+    slowest_stage: int
+    comm: tuple[CommRecord, ...]
+    stages: tuple[StageTime, ...]
+    memory: Memory
+    interval: Interval
+    campaign: Campaign | None
+    calibration: str
+    fidelity: str
+    engine: Engine
+    warnings: tuple[str, ...] = field(default=())
+
+    def document(self, version: str) -> dict[str, Any]:
+        """The JSON document of ``--json``; ``tflops_per_device`` in 1e12 FLOP/s.
+
+        The engine's wall time is left out, so that the same input gives the same document.
+        """
+        document: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
+        document.update(dataclasses.asdict(self))
+        document["tflops_per_device"] = {
+            "model": self.tflops_per_device.model / 1e12,
+            "hardware": self.tflops_per_device.hardware / 1e12,
+        }
+        del document["engine"]["wall_s"]
+        document["exatwin_version"] = version
+        return document

@@ -1,0 +1,284 @@
+"""One question: a model, on a machine, trained so, cut so.
+
+`load_scenario` reads a file and reports everything that is wrong with it at
+once; what it returns is consistent, and nothing later checks it again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+
+from ..topology.errors import InputError, Problem
+from ..topology.files import build, looks_like_path, problems_of
+from ..topology.machine import Machine, load_machine
+from .fields import Count, Text
+from .framework import Framework, load_framework
+from .layout import Layout
+from .model import Model, model_document
+from .overrides import apply_overrides
+from .reading import beside, bundled, read, refuse_monsters, within
+from .rules import Parts, batch_rules, device_rules, model_rules, precision_rules
+from .training import Training
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def _model_reference(value: Any) -> Any:
+    if isinstance(value, (str, dict, Model)):
+        return value  # read and checked by itself, so that each mistake in it is named once
+    raise ValueError("must be a bundled name, a path, or the model's fields")
+
+
+class ScenarioFile(BaseModel):
+    """A scenario as its file says it. Give ``devices``, ``nodes`` or ``layout.dp``; the others follow."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Scenario")
+
+    name: Text = "scenario"
+    title: Text | None = None
+    note: Text | None = None
+    machine: Text = Field(description="a bundled machine or a path")
+    devices: Count | None = Field(default=None, description="ranks: on Frontier and LUMI-G a device is one GCD")
+    nodes: Count | None = Field(default=None, description="whole nodes, where devices are not given")
+    model: Annotated[str | Model, PlainValidator(_model_reference, json_schema_input_type=str | Model)] = Field(
+        description="a bundled model, a path, or its fields"
+    )
+    training: Training
+    layout: Layout = Field(default_factory=Layout)
+    framework: Text = Field(default="megatron-deepspeed", description="a bundled framework or a path")
+    calibration: Text | None = Field(
+        default=None, description="a bundled calibration or a path; left out: the machine's"
+    )
+    measured: Text | None = Field(default=None, description="id of a published run to set beside the prediction")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A checked question, whole: every field is filled in and all agree.
+
+    Attributes:
+        layout: With ``dp`` filled in.
+        nodes: Nodes that hold the devices, the last one perhaps in part.
+        machine_reference: The name or path that the machine was read from; likewise the framework's.
+    """
+
+    name: str
+    machine: Machine
+    devices: int
+    nodes: int
+    model: Model
+    training: Training
+    layout: Layout
+    framework: Framework
+    calibration: str | None = None
+    measured: str | None = None
+    title: str | None = None
+    note: str | None = None
+    machine_reference: str = ""
+    framework_reference: str = ""
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel replicas."""
+        return self.layout.dp or self.devices // self.layout.model_parallel
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one replica in one step."""
+        return self.training.global_batch // (self.layout.micro_batch * self.dp)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in one step, over all replicas."""
+        return self.training.global_batch * self.training.seq_len
+
+    def document(self) -> dict[str, Any]:
+        """The resolved scenario in the fields of a file, with plain JSON types; it can be read back."""
+        document: dict[str, Any] = {
+            "name": self.name,
+            "title": self.title,
+            "note": self.note,
+            "machine": self.machine_reference or self.machine.name,
+            "devices": self.devices,
+            "nodes": self.nodes if self.devices == self.nodes * self.machine.devices_per_node else None,
+            "model": self.model.model_dump(mode="json"),
+            "training": self.training.model_dump(mode="json"),
+            "layout": self.layout.model_dump(mode="json"),
+            "framework": self.framework_reference or self.framework.name,
+            "calibration": self.calibration,
+            "measured": self.measured,
+        }
+        return {key: value for key, value in document.items() if value is not None}
+
+
+def scenario_names() -> list[str]:
+    """The bundled scenarios."""
+    return bundled("library")
+
+
+def load_scenario(name_or_path: str, overrides: Sequence[str] = ()) -> Scenario:
+    """A bundled scenario, or one from a file, with fields replaced.
+
+    Args:
+        name_or_path: ``frontier-1t``, or ``./mine.yaml``.
+        overrides: Fields to replace before anything is checked, such as ``layout.tp=4``
+            or ``model.layers=12``; the values are read as YAML.
+
+    Raises:
+        InputError: With everything that is wrong.
+
+    >>> load_scenario("lumi-175b", ["devices=256"]).layout.dp
+    4
+    """
+    document, where = read(name_or_path, "library", "scenario")
+    folder = Path(where).expanduser().parent if looks_like_path(where) else None
+    if "name" not in document:
+        document["name"] = Path(where).stem
+    return scenario_from_document(document, where, overrides, folder)
+
+
+def scenario_from_document(
+    document: Mapping[str, Any], where: str = "scenario", overrides: Sequence[str] = (), folder: Path | None = None
+) -> Scenario:
+    """A scenario from the fields of a file.
+
+    Args:
+        document: The fields, as `Scenario.document` writes them.
+        where: The name that errors carry.
+        overrides: As for `load_scenario`.
+        folder: Where paths in the document start from; the working directory where None.
+
+    Raises:
+        InputError: With everything that is wrong.
+    """
+    refuse_monsters(document, where)
+    fields = copy.deepcopy(dict(document))
+    for key in ("machine", "model", "framework", "calibration"):
+        if isinstance(fields.get(key), str):
+            fields[key] = beside(fields[key], folder)
+    if overrides:
+        apply_overrides(fields, overrides, where, ScenarioFile.model_fields)
+        where = " ".join([where, *(f"--set {option}" for option in overrides)])
+    refuse_monsters(fields, where)
+
+    problems: list[Problem] = []
+    model = _model(fields.get("model"), problems)
+    try:
+        file = ScenarioFile.model_validate(fields)
+    except ValidationError as error:
+        file = None
+        problems += problems_of(error, ScenarioFile)
+    parts = Parts(
+        model=model,
+        training=_part(Training, fields.get("training")),
+        layout=_part(Layout, fields.get("layout", {})),
+        machine=_read_part(load_machine, "machine", fields.get("machine"), problems),
+        framework=_read_part(load_framework, "framework", fields.get("framework", "megatron-deepspeed"), problems),
+        devices=_count(fields.get("devices")),
+        nodes=_count(fields.get("nodes")),
+    )
+    sizes_are_read = parts.devices == fields.get("devices") and parts.nodes == fields.get("nodes")
+    problems += model_rules(parts)
+    problems += batch_rules(parts)
+    problems += precision_rules(parts)
+    devices = None
+    if sizes_are_read and parts.layout is not None:
+        devices, wrong = device_rules(parts, parts.layout)
+        problems += wrong
+    if problems:
+        raise InputError(where, _unique(problems))
+    assert file is not None and devices is not None
+    assert parts.model and parts.training and parts.layout and parts.machine and parts.framework
+    return Scenario(
+        name=file.name,
+        machine=parts.machine,
+        devices=devices,
+        nodes=-(-devices // parts.machine.devices_per_node),
+        model=parts.model,
+        training=parts.training,
+        layout=parts.layout.model_copy(update={"dp": devices // parts.layout.model_parallel}),
+        framework=parts.framework,
+        calibration=file.calibration,
+        measured=file.measured,
+        title=file.title,
+        note=file.note,
+        machine_reference=file.machine,
+        framework_reference=file.framework,
+    )
+
+
+def scenario_warnings(scenario: Scenario) -> tuple[str, ...]:
+    """What is allowed and seldom meant."""
+    layout, machine = scenario.layout, scenario.machine
+    word, on_node = machine.device.word, machine.devices_per_node
+    warnings = []
+    if layout.tp > on_node > 1:  # where a node is one device, every group crosses nodes
+        warnings.append(
+            f"tp={layout.tp} is wider than a node of {on_node} {word}s; every layer waits for the network between nodes"
+        )
+    elif layout.tp < on_node and on_node % layout.tp and scenario.nodes > 1:
+        warnings.append(
+            f"tp={layout.tp} does not divide the {on_node} {word}s of a node; some tensor-parallel groups cross nodes"
+        )
+    if scenario.micro_batches < layout.pp:
+        warnings.append(
+            f"{scenario.micro_batches} micro-batches a replica never fill {layout.pp} stages; "
+            f"global_batch = micro_batch x dp x micro-batches = "
+            f"{layout.micro_batch} x {scenario.dp} x {scenario.micro_batches}"
+        )
+    if layout.zero and scenario.dp == 1:
+        warnings.append(f"zero={layout.zero} shards nothing with dp=1")
+    return tuple(warnings)
+
+
+def _part(kind: type[ModelT], fields: Any) -> ModelT | None:
+    """A part for the rules that join parts; unknown keys are reported elsewhere and spoil nothing."""
+    for _ in range(2):
+        try:
+            return kind.model_validate(fields)
+        except ValidationError as error:
+            if not isinstance(fields, dict) or any(item["type"] != "extra_forbidden" for item in error.errors()):
+                return None
+            fields = {key: value for key, value in fields.items() if key in kind.model_fields}
+    return None
+
+
+def _read_part(load: Any, field: str, name: Any, problems: list[Problem]) -> Any:
+    """A machine or framework by its name; a wrong kind of name is the schema's to report."""
+    if not isinstance(name, str) or not name.strip():
+        return None
+    try:
+        return load(name.strip())
+    except InputError as error:
+        problems += within(error, field)
+    except (OSError, ValueError, RuntimeError) as error:  # a name no file system takes
+        problems.append(Problem(field, f"cannot be read: {error}"[:200]))
+    return None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1_000_000 else None
+
+
+def _unique(problems: Iterable[Problem]) -> list[Problem]:
+    return list(dict.fromkeys(problems))
+
+
+def _model(value: Any, problems: list[Problem]) -> Model | None:
+    if isinstance(value, Model):
+        return value
+    try:
+        if isinstance(value, str):
+            document, where = model_document(value.strip())
+            return build(Model, document, where)
+        if isinstance(value, dict):
+            return build(Model, value, "", "model")
+    except InputError as error:
+        problems += list(error.problems) if isinstance(value, dict) else within(error, "model")
+    return None  # of another type, which the schema reports
