@@ -1,0 +1,1 @@
+"""The simulated run: ops, costs, network and memory, played as events."""

@@ -1,0 +1,185 @@
+"""What was achieved, as data: a calibration belongs to a machine and a software stack.
+
+A machine file says what a vendor printed; a calibration says which share of it a
+stack reaches, from micro-benchmarks or fits, each figure with its source, and
+names the rows a fit has used and what was left over on them.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..scenarios.fields import Precision
+from ..topology.errors import input_error
+from ..topology.facts import Fact
+from ..topology.files import build, bundled_names, read_document
+from ..topology.machine import Machine
+from ..topology.units import Bytes, Seconds
+
+_STRICT = ConfigDict(frozen=True, extra="forbid")
+
+
+class TileLaw(BaseModel):
+    """How the rate of a matrix product depends on its shape.
+
+    The result is cut into tiles, each unit of the device works on one at a time, and a
+    last wave that is not full costs as much as a full one; filling and draining a tile's
+    pipeline costs as much as ``k_half`` more steps of the inner dimension.
+    """
+
+    model_config = _STRICT
+    rows: Fact[int]
+    columns: Fact[int]
+    units: Fact[int] = Field(description="compute units that share the tiles")
+    k_half: Fact[float] = Field(description="inner dimension at which half of the rate is lost")
+
+
+class ComputeFigures(BaseModel):
+    """Achieved rates of one device, as fractions of what its vendor printed."""
+
+    model_config = _STRICT
+    gemm_fraction: dict[Precision, Fact[float]] = Field(description="large matrix product, of the peak")
+    gemm_tile: TileLaw
+    attention_fraction: Fact[float] = Field(description="fused attention, executed FLOP, of the peak")
+    memory_fraction: Fact[float] = Field(description="element-wise work, of the memory bandwidth")
+    launch: Fact[Seconds] = Field(description="gap in front of each kernel")
+
+
+class NetworkFigures(BaseModel):
+    """Achieved shares of the links, and latencies, of the collective library."""
+
+    model_config = _STRICT
+    library: str
+    node_ring: Fact[float] = Field(description="ring collective inside a node, of its links")
+    node_point_to_point: Fact[float] = Field(description="one message inside a node, of its links")
+    fabric_ring: Fact[float] = Field(description="ring collective between nodes, of its NICs")
+    fabric_point_to_point: Fact[float] = Field(description="one message between nodes, of its NIC")
+    base: Fact[Seconds] = Field(description="start of a collective")
+    node_hop: Fact[Seconds] = Field(description="one step of a ring inside a node")
+    fabric_hop: Fact[Seconds] = Field(description="one step of a ring, or one message, between nodes")
+
+
+class MemoryFigures(BaseModel):
+    """What stands beside the tensors of a run."""
+
+    model_config = _STRICT
+    context: Fact[Bytes] = Field(description="driver and communicators, outside the framework's allocator")
+    reserve: Fact[Bytes] = Field(description="what the allocator reserves above the peak of its tensors")
+
+
+class StepFigures(BaseModel):
+    """What a step costs beside its ops."""
+
+    model_config = _STRICT
+    overhead: Fact[Seconds] = Field(description="host work and waiting at the end of each step")
+    hop_overhead: Fact[Seconds] = Field(description="the same, for each boundary between pipeline stages")
+
+
+class Residual(BaseModel):
+    """One row of a fit: predicted over measured, minus one."""
+
+    model_config = _STRICT
+    row: str
+    error: float
+
+
+class Fit(BaseModel):
+    """How the fitted figures came about."""
+
+    model_config = _STRICT
+    parameters: list[str]
+    command: str
+    residuals: list[Residual]
+
+
+class Calibration(BaseModel):
+    """A named set of achieved figures.
+
+    Attributes:
+        name: What a prediction quotes.
+        machines: Bundled machines it is the default of.
+        device: The device it was measured on.
+        date: When it was made.
+        software: The stack it belongs to.
+    """
+
+    model_config = _STRICT
+    name: str
+    title: str
+    machines: list[str]
+    device: str
+    date: str
+    software: str
+    compute: ComputeFigures
+    network: NetworkFigures
+    memory: MemoryFigures
+    step: StepFigures
+    fit: Fit | None = None
+    note: str | None = None
+
+    def gemm_fraction(self, precision: Precision) -> float:
+        """Share of the peak that a large matrix product reaches.
+
+        Raises:
+            InputError: If the calibration has no figure for that precision.
+        """
+        figures = self.compute.gemm_fraction
+        if precision not in figures:
+            raise input_error(
+                f"has no matrix product figure for {precision}; it has {', '.join(figures)}",
+                where=f"calibration {self.name}",
+                field="compute.gemm_fraction",
+            )
+        return figures[precision].value
+
+    def relative_spread(self) -> float | None:
+        """Half width of the 80 % interval of a step, relative, from the residuals of the fit.
+
+        With n residuals of root mean square s the half width is ``t s sqrt(1 + 1/n)``, t the
+        two-sided 80 % point of Student's distribution with n degrees of freedom (the fit's own
+        parameters are not taken off: with as many parameters as rows nothing would be left).
+        """
+        if self.fit is None or not self.fit.residuals:
+            return None
+        errors = [residual.error for residual in self.fit.residuals]
+        rms = math.sqrt(sum(error**2 for error in errors) / len(errors))
+        t = _STUDENT_80[min(len(errors), len(_STUDENT_80)) - 1]
+        return t * rms * math.sqrt(1 + 1 / len(errors))
+
+
+# Two-sided 80 % points of Student's t for 1, 2, 3, ... degrees of freedom (any table of the distribution).
+_STUDENT_80 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
+
+
+def calibration_names() -> list[str]:
+    """Names of the bundled calibrations."""
+    return bundled_names("exatwin.sim", "calibrations")
+
+
+def load_calibration(name: str) -> Calibration:
+    """A calibration from its bundled name or a path.
+
+    Raises:
+        InputError: If there is none, or it breaks its schema.
+    """
+    document, where = read_document(name, "exatwin.sim", "calibrations", "calibration")
+    return build(Calibration, document, where)
+
+
+def default_calibration(machine: Machine) -> Calibration:
+    """The bundled calibration of a machine.
+
+    Raises:
+        InputError: If none names that machine.
+    """
+    for name in calibration_names():
+        calibration = load_calibration(name)
+        if machine.name in calibration.machines:
+            return calibration
+    raise input_error(
+        f"no calibration is bundled for machine {machine.name}; give one with --calibration"
+        f" (bundled: {', '.join(calibration_names())})",
+        field="calibration",
+    )

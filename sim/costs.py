@@ -1,0 +1,226 @@
+"""Seconds of each pass of each stage, by what they are spent on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..scenarios.scenario import Scenario
+from .calibration import Calibration
+from .compute import DeviceRates, device_rates, op_s
+from .ops import (
+    Op,
+    Shapes,
+    TensorCollective,
+    embedding_backward,
+    embedding_forward,
+    head_backward,
+    head_forward,
+    layer_backward,
+    layer_forward,
+    recomputed,
+)
+from .traffic import Traffic, ring_s
+
+
+@dataclass(frozen=True)
+class PassCost:
+    """One forward or backward of one micro-batch on one rank.
+
+    Attributes:
+        compute_s: The device's own work.
+        recompute_s: Its work done a second time.
+        tp_comm_s: Tensor-parallel collectives; nothing else goes on meanwhile.
+        tp_bytes: Bytes this rank sends for them.
+        tp_count: How many there are.
+        gather_s: Gathering a message that came in pieces, one from each tensor rank.
+    """
+
+    compute_s: float = 0.0
+    recompute_s: float = 0.0
+    tp_comm_s: float = 0.0
+    tp_bytes: float = 0.0
+    tp_count: int = 0
+    gather_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """The pass from start to end."""
+        return self.compute_s + self.recompute_s + self.tp_comm_s + self.gather_s
+
+    def __add__(self, other: PassCost) -> PassCost:
+        return PassCost(
+            self.compute_s + other.compute_s,
+            self.recompute_s + other.recompute_s,
+            self.tp_comm_s + other.tp_comm_s,
+            self.tp_bytes + other.tp_bytes,
+            self.tp_count + other.tp_count,
+            self.gather_s + other.gather_s,
+        )
+
+    def times(self, count: int) -> PassCost:
+        """The pass of so many equal layers."""
+        return PassCost(
+            count * self.compute_s,
+            count * self.recompute_s,
+            count * self.tp_comm_s,
+            count * self.tp_bytes,
+            count * self.tp_count,
+            count * self.gather_s,
+        )
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """What one stage costs: each micro-batch's passes, and the end of the step.
+
+    Attributes:
+        forward: Forward of one micro-batch.
+        backward: Backward of one, recomputation in it.
+        parameters: Parameters of one rank of the stage.
+        reduce_bytes: Gradient buffer of a rank that data parallelism reduces.
+        gather_bytes: Parameter buffer that ZeRO-1 gathers after the optimizer; 0 without it.
+        optimizer_s: Clipping and optimizer of a rank.
+    """
+
+    forward: PassCost
+    backward: PassCost
+    parameters: int
+    reduce_bytes: float
+    gather_bytes: float
+    optimizer_s: float
+
+
+@dataclass(frozen=True)
+class JobCost:
+    """The costs of all stages, and of what passes between them.
+
+    Attributes:
+        stages: One entry a stage.
+        message_bytes: What one rank sends to its neighbour stage for one micro-batch.
+        embedding_bytes: Gradient buffer that the two copies of a tied embedding reduce; 0 where there is one copy.
+    """
+
+    stages: tuple[StageCost, ...]
+    message_bytes: float
+    embedding_bytes: float
+
+
+def job_cost(scenario: Scenario, calibration: Calibration, traffic: Traffic) -> JobCost:
+    """Cost every stage of a scenario."""
+    shapes = Shapes(scenario.model, scenario.training, scenario.layout)
+    rates = device_rates(scenario.machine, calibration, scenario.training.precision)
+    pricer = _Pricer(rates, traffic, scenario.layout.tp)
+    layout, model, framework = scenario.layout, scenario.model, scenario.framework
+    pp, tp = layout.pp, layout.tp
+    precision = scenario.training.precision
+    whole = shapes.hidden_elements * shapes.element
+    pieces = tp if framework.pipeline.partition_over_tp else 1
+    gather = pricer.collective("all_gather", whole)[0] if pieces > 1 else 0.0
+
+    forward = pricer.price(layer_forward(shapes))
+    backward = pricer.price(layer_backward(shapes, framework))
+    again = {
+        mode: pricer.price(recomputed(shapes, mode), recompute=True) for mode in set(layout.recompute_by_stage())
+    }
+    stages = []
+    for stage, (layers, mode) in enumerate(
+        zip(layout.layers_by_stage(model.layers), layout.recompute_by_stage(), strict=True)
+    ):
+        stage_forward = forward.times(layers)
+        stage_backward = (backward + again[mode]).times(layers)
+        if stage == 0:
+            stage_forward += pricer.price(embedding_forward(shapes))
+            stage_backward += pricer.price(embedding_backward(shapes, framework))
+        else:
+            stage_forward += PassCost(gather_s=gather)
+        if stage == pp - 1:
+            stage_forward += pricer.price(head_forward(shapes))
+            stage_backward += pricer.price(head_backward(shapes, framework))
+        else:
+            stage_backward += PassCost(gather_s=gather)
+        parameters = rank_parameters(scenario, stage, layers)
+        stages.append(
+            StageCost(
+                forward=stage_forward,
+                backward=stage_backward,
+                parameters=parameters,
+                reduce_bytes=float(parameters * framework.reduce.bytes[precision]),
+                gather_bytes=float(parameters * shapes.element if layout.zero >= 1 else 0),
+                optimizer_s=_optimizer_s(scenario, parameters, rates),
+            )
+        )
+    tied = model.tied and pp > 1
+    shard = head_parameters(scenario) if tied else 0
+    return JobCost(
+        stages=tuple(stages),
+        message_bytes=whole / pieces if pp > 1 else 0.0,
+        embedding_bytes=float(shard * framework.tied_reduce_bytes[precision]),
+    )
+
+
+def rank_parameters(scenario: Scenario, stage: int, layers: int) -> int:
+    """Parameters of one rank of a stage; the last stage holds its own copy of a tied embedding."""
+    model, layout = scenario.model, scenario.layout
+    count = layers * model.rank_layer_parameters(layout.tp)
+    if stage == 0:
+        count += model.rank_embedding_parameters(layout.tp, scenario.training.seq_len)
+    if stage == layout.pp - 1:
+        count += model.rank_final_norm_parameters()
+        if layout.pp > 1 or not model.tied:
+            count += head_parameters(scenario)
+    return count
+
+
+def head_parameters(scenario: Scenario) -> int:
+    """Parameters of a rank's head: its own, or the copy of a tied embedding that its framework keeps there."""
+    return scenario.model.rank_head_parameters(
+        scenario.layout.tp, scenario.training.seq_len, scenario.framework.tied_copy == "embedding"
+    )
+
+
+def _optimizer_s(scenario: Scenario, parameters: int, rates: DeviceRates) -> float:
+    """Norm, clipping and Adam of one rank, all of them bound by memory.
+
+    Adam reads gradient, master weight and two moments in fp32, writes the last three and
+    the weight; the norm reads every gradient once, clipping reads and writes the rank's own.
+    """
+    layout, training = scenario.layout, scenario.training
+    assert layout.dp is not None
+    owned = parameters / layout.dp if layout.zero >= 1 else parameters
+    weight = 2 if training.precision != "fp32" else 0  # with fp32 the master weight is the weight
+    states = scenario.framework.states[training.precision]
+    moved = owned * (16 + 12 + weight)
+    if training.gradient_clipping:
+        moved += parameters * (states.accumulation or states.gradient) + owned * 8
+    return moved / rates.memory_bytes_per_s
+
+
+@dataclass(frozen=True)
+class _Pricer:
+    rates: DeviceRates
+    traffic: Traffic
+    tp: int
+
+    def collective(self, op: str, size_bytes: float) -> tuple[float, float]:
+        """Seconds of a tensor-parallel collective, and the bytes a rank sends for it."""
+        if self.tp == 1:
+            return 0.0, 0.0
+        seconds = ring_s(op, size_bytes, self.tp, self.traffic.tensor_rate, self.traffic.tensor_ring)
+        passes = 2 if op == "all_reduce" else 1
+        return seconds, passes * (self.tp - 1) / self.tp * size_bytes
+
+    def price(self, ops: list[Op], *, recompute: bool = False) -> PassCost:
+        """Seconds of a list of ops run one after another."""
+        compute_s = comm_s = sent = 0.0
+        count = 0
+        for op in ops:
+            if not isinstance(op, TensorCollective):
+                compute_s += op_s(op, self.rates)
+            elif self.tp > 1:
+                seconds, edge = self.collective(op.op, op.bytes)
+                comm_s += seconds
+                sent += edge
+                count += 1
+        if recompute:
+            return PassCost(recompute_s=compute_s, tp_comm_s=comm_s, tp_bytes=sent, tp_count=count)
+        return PassCost(compute_s=compute_s, tp_comm_s=comm_s, tp_bytes=sent, tp_count=count)
