@@ -89,7 +89,7 @@ class MeasuredCollective:
     """One kind of communication, timed inside a published run.
 
     Attributes:
-        run: The row's name in `measured_runs`; empty where that run has none.
+        scenario: Bundled scenario that asks the same; ``overrides`` are the fields that differ from it.
         group: ``tp``, ``pp``, ``dp``, ``embedding``, or empty where the log leaves it open.
         ranks: Members of the group; None where open.
         size_bytes: The message as the log prints it, rounded there.
@@ -99,7 +99,8 @@ class MeasuredCollective:
     id: str
     source: str
     where: str
-    run: str
+    scenario: str
+    overrides: tuple[str, ...]
     nodes: int
     op: str
     group: str
@@ -111,6 +112,10 @@ class MeasuredCollective:
     use: Use
     note: str
 
+    def ask(self) -> Scenario:
+        """The scenario of the run that it was timed in."""
+        return load_scenario(self.scenario, self.overrides)
+
 
 @cache
 def measured_runs() -> tuple[MeasuredRun, ...]:
@@ -121,7 +126,7 @@ def measured_runs() -> tuple[MeasuredRun, ...]:
             source=row["source"],
             where=row["where"],
             scenario=row["scenario"],
-            overrides=tuple(part for part in row["set"].split(";") if part),
+            overrides=_overrides(row),
             devices=int(row["devices"]) if row["devices"] else None,
             step_s=_number(row["step_s"]),
             tflops_hardware=_number(row["tflops_hardware"]),
@@ -175,7 +180,8 @@ def measured_collectives() -> tuple[MeasuredCollective, ...]:
             id=row["id"],
             source=row["source"],
             where=row["where"],
-            run=row["run"],
+            scenario=row["scenario"],
+            overrides=_overrides(row),
             nodes=int(row["nodes"]),
             op=row["op"],
             group=row["group"],
@@ -200,6 +206,10 @@ def _rows(name: str) -> list[dict[str, str]]:
         if file.is_file():
             rows += list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))))
     return rows
+
+
+def _overrides(row: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(part for part in row["set"].split(";") if part)
 
 
 def _number(text: str, scale: float = 1.0) -> float | None:

@@ -135,18 +135,20 @@ class Calibration(BaseModel):
         return figures[precision].value
 
     def relative_spread(self) -> float | None:
-        """Half width of the 80 % interval of a step, relative, from the residuals of the fit.
+        """Half width of the 80 % interval of a step, relative, from what the fit left over.
 
-        With n residuals of root mean square s the half width is ``t s sqrt(1 + 1/n)``, t the
-        two-sided 80 % point of Student's distribution with n degrees of freedom (the fit's own
-        parameters are not taken off: with as many parameters as rows nothing would be left).
+        With n rows and k fitted figures the residuals' variance is ``sum e^2 / (n - k)`` and the half
+        width ``t s sqrt(1 + 1/n)``, t the two-sided 80 % point of Student's distribution with n - k
+        degrees of freedom. None where nothing was fitted or nothing is left over.
         """
-        if self.fit is None or not self.fit.residuals:
+        if self.fit is None:
             return None
         errors = [residual.error for residual in self.fit.residuals]
-        rms = math.sqrt(sum(error**2 for error in errors) / len(errors))
-        t = _STUDENT_80[min(len(errors), len(_STUDENT_80)) - 1]
-        return t * rms * math.sqrt(1 + 1 / len(errors))
+        freedom = len(errors) - len(self.fit.parameters)
+        if freedom <= 0:
+            return None
+        deviation = math.sqrt(sum(error**2 for error in errors) / freedom)
+        return _STUDENT_80[min(freedom, len(_STUDENT_80)) - 1] * deviation * math.sqrt(1 + 1 / len(errors))
 
 
 # Two-sided 80 % points of Student's t for 1, 2, 3, ... degrees of freedom (any table of the distribution).

@@ -18,7 +18,7 @@ from typing import Any
 
 import simpy
 
-from ..scenarios.schedules import FORWARD, KINDS
+from ..scenarios.schedules import BACKWARD, FORWARD, KINDS
 from .network import Network
 from .recurrence import NOT_YET, inboxes, play_pipeline
 from .timeline import Played, Program, Tail, TailTimes, Timeline
@@ -51,7 +51,7 @@ class _Step:
         self.network = Network(env, traffic.classes)
         self.timeline = timeline
         stages = program.stages
-        self.inbox: list[list[_Slot]] = [list(box) for box in timeline.arrival]
+        self.inbox: list[list[_Slot]] = [list(box) for box in inboxes(program)]
         self.embedding_s = [0.0] * stages
         self.reduce_s = [0.0] * stages
         self.gather_s = [0.0] * stages
@@ -65,7 +65,6 @@ class _Step:
         """A stage from one of its actions to the end of the step."""
         env, program, timeline = self.env, self.program, self.timeline
         note = timeline.start[stage].append
-        last = program.stages - 1
         inbox = self.inbox[stage]
         if free_at > env.now:
             yield env.timeout(free_at - env.now)
@@ -76,17 +75,14 @@ class _Step:
                 waiting = inbox[code] = env.event()
                 arrival = yield waiting
             begin = max(env.now, arrival)
-            yield env.timeout(begin - env.now + (program.forward_s if kind == FORWARD else program.backward_s)[stage])
+            yield env.timeout(begin - env.now + program.passes(stage, kind))
             note(begin)
-            if kind == FORWARD:
-                if stage == last:
-                    continue
-                boundary, to, flow = stage, self.inbox[stage + 1], self.traffic.forward(stage)
-            else:
-                if stage == 0:
-                    continue
-                boundary, to, flow = stage - 1, self.inbox[stage - 1], self.traffic.backward(stage)
-            latency, solo_s = program.latency_s[boundary], program.sends(stage, kind)
+            receiver = program.receiver(stage, kind)
+            if receiver is None:
+                continue
+            to = self.inbox[receiver]
+            flow = self.traffic.forward(stage) if kind == FORWARD else self.traffic.backward(stage)
+            latency, solo_s = program.latency_s[min(stage, receiver)], program.sends(stage, kind)
             if self.traffic.classes.weights[flow]:
                 sent = self.network.start(flow, solo_s * self.traffic.classes.solo[flow])
                 sent.callbacks.append(_delivery(env, to, code, latency))
@@ -166,7 +162,7 @@ def _delivery(env: simpy.Environment, inbox: list[_Slot], code: int, latency: fl
 def play_exact(program: Program, tail: Tail, traffic: Traffic) -> Played:
     """A whole step, every action and message an event."""
     stages = program.stages
-    timeline = Timeline([[] for _ in range(stages)], [0.0] * stages, [0.0] * stages, inboxes(program))
+    timeline = Timeline([[] for _ in range(stages)], [0.0] * stages, [0.0] * stages)
     env = _Environment()
     step = _Step(env, program, tail, traffic, timeline)
     for stage in range(stages):
@@ -189,20 +185,41 @@ def play(program: Program, tail: Tail, traffic: Traffic) -> Played:
     free = [0.0] * stages
     held = list(warm.held_s)
     for stage, count in enumerate(first):
-        for code in program.table[stage][count:]:  # what is still to be sent has not arrived yet
-            kind = code % KINDS
-            to = stage + 1 if kind == FORWARD else stage - 1
-            if 0 <= to < stages:
-                warm.arrival[to][code] = NOT_YET
-            held[stage] -= program.holds(stage, kind)
+        held[stage] -= sum(program.holds(stage, code % KINDS) for code in program.table[stage][count:])
         if count:
             kind = program.table[stage][count - 1] % KINDS
-            passed = program.forward_s[stage] if kind == FORWARD else program.backward_s[stage]
-            free[stage] = warm.start[stage][count - 1] + passed + program.holds(stage, kind)
+            free[stage] = warm.start[stage][count - 1] + program.passes(stage, kind) + program.holds(stage, kind)
     starts = [warm.start[stage][:count] for stage, count in enumerate(first)]
     env = _Environment(cut)
-    step = _Step(env, program, tail, traffic, Timeline(starts, [0.0] * stages, held, warm.arrival))
+    step = _Step(env, program, tail, traffic, Timeline(starts, [0.0] * stages, held))
+    _deliver_sent(step.inbox, program, warm, first)
     for stage in range(stages):
         env.process(step.stage(stage, first[stage], free[stage]))
     env.run()
     return step.result()
+
+
+def _deliver_sent(inbox: list[list[_Slot]], program: Program, warm: Timeline, first: list[int]) -> None:
+    """Put what was sent before the cut, and is used after it, into the inboxes.
+
+    Args:
+        inbox: Of every stage, by code.
+        program: The step.
+        warm: What the recurrence found.
+        first: Of each stage the first action after the cut.
+    """
+    for stage, count in enumerate(first):
+        for kind in (FORWARD, BACKWARD):
+            to = program.receiver(stage, kind)
+            if to is None:
+                continue
+            wanted = {code for code in program.table[to][first[to] :] if code % KINDS == kind}
+            wanted -= set(program.table[stage][count:])
+            index = count
+            while wanted and index > 0:
+                index -= 1
+                code = program.table[stage][index]
+                if code in wanted:
+                    end = warm.start[stage][index] + program.passes(stage, kind)
+                    inbox[to][code] = end + program.travels(stage, kind)
+                    wanted.discard(code)

@@ -96,6 +96,7 @@ def build_program(scenario: Scenario, cost: JobCost, traffic: Traffic) -> Progra
         latency_s=traffic.message_latency_s,
         send_blocks=scenario.framework.pipeline.send_blocks,
         micro_batches=scenario.micro_batches,
+        schedule=layout.schedule,
     )
 
 
@@ -248,10 +249,13 @@ def _comm(
 
 def _interval(calibration: Calibration, step_s: float) -> Interval:
     spread = calibration.relative_spread()
-    if spread is None:
+    if calibration.fit is None:
         return Interval(INTERVAL_LEVEL, None, f"calibration {calibration.name} has no fitted runs, so no interval")
-    rows = len(calibration.fit.residuals) if calibration.fit is not None else 0
-    basis = f"residuals of {rows} fitted runs of calibration {calibration.name}"
+    rows, figures = len(calibration.fit.residuals), len(calibration.fit.parameters)
+    if spread is None:
+        basis = f"calibration {calibration.name} fitted {figures} figures on {rows} runs: nothing is left over"
+        return Interval(INTERVAL_LEVEL, None, basis)
+    basis = f"what the fit of calibration {calibration.name} left over on {rows} runs"
     return Interval(INTERVAL_LEVEL, (step_s * (1 - min(spread, 1.0)), step_s * (1 + spread)), basis)
 
 

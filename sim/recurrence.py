@@ -14,6 +14,7 @@ import math
 
 from ..scenarios.schedules import BACKWARD, FORWARD, KINDS, action_of
 from ..topology.errors import input_error
+from .fast_1f1b import play_1f1b
 from .timeline import Played, Program, Tail, TailTimes, Timeline
 from .traffic import Traffic
 
@@ -35,6 +36,19 @@ def play_pipeline(program: Program) -> Timeline:
     Raises:
         InputError: If the schedule waits for something that no stage will ever send.
     """
+    if program.schedule == "1f1b":
+        starts, free = play_1f1b(program)
+    else:
+        starts, free = walk(program)
+    return Timeline(starts, free, [program.held(stage) for stage in range(program.stages)])
+
+
+def walk(program: Program) -> tuple[list[list[float]], list[float]]:
+    """Starts of all actions, and when each stage is free, for any table.
+
+    Raises:
+        InputError: If the schedule waits for something that no stage will ever send.
+    """
     stages, last = program.stages, program.stages - 1
     arrival = inboxes(program)
     nowhere = [0.0] * len(arrival[0])
@@ -52,8 +66,8 @@ def play_pipeline(program: Program) -> Timeline:
             program.backward_s[stage],
             arrival[stage + 1] if stage < last else nowhere,
             arrival[stage - 1] if stage > 0 else nowhere,
-            program.sends(stage, FORWARD) + (program.latency_s[stage] if stage < last else 0.0),
-            program.sends(stage, BACKWARD) + (program.latency_s[stage - 1] if stage > 0 else 0.0),
+            program.travels(stage, FORWARD),
+            program.travels(stage, BACKWARD),
             program.holds(stage, FORWARD),
             program.holds(stage, BACKWARD),
         )
@@ -91,11 +105,7 @@ def play_pipeline(program: Program) -> Timeline:
     if stuck:
         action = action_of(program.table[stuck[0]][position[stuck[0]]], stuck[0])
         raise input_error(f"deadlocks: stage {stuck[0]} waits for ever before {action}", field="layout.schedule")
-    held = [
-        sum(program.micro_batches * program.holds(stage, kind) for kind in (FORWARD, BACKWARD))
-        for stage in range(stages)
-    ]
-    return Timeline(starts, clock, held, arrival)
+    return starts, clock
 
 
 def close_step(free: list[float], tail: Tail, traffic: Traffic) -> TailTimes:

@@ -26,5 +26,5 @@ def play(program: Program, tail: Tail, traffic: Traffic) -> Played:
     )
     pipeline_s = sum(slots) + (program.micro_batches - 1) * max(slots) + travel
     free = [pipeline_s] * stages
-    timeline = Timeline([[] for _ in range(stages)], free, [program.micro_batches * h for h in held], [])
+    timeline = Timeline([[] for _ in range(stages)], free, [program.micro_batches * h for h in held])
     return Played(timeline, close_step(free, tail, traffic))

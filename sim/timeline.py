@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..scenarios.schedules import FORWARD
+from ..scenarios.schedules import BACKWARD, FORWARD
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Program:
         latency_s: Latency of a message, a boundary.
         send_blocks: Whether a stage waits until its message has left before it goes on.
         micro_batches: Micro-batches of a step.
+        schedule: The table's name, where it has one: some have a quicker way to the same times.
     """
 
     table: Sequence[Sequence[int]]
@@ -31,6 +32,7 @@ class Program:
     latency_s: tuple[float, ...]
     send_blocks: bool
     micro_batches: int
+    schedule: str = ""
 
     @property
     def stages(self) -> int:
@@ -47,6 +49,24 @@ class Program:
         """Seconds that it keeps its stage from going on."""
         return self.sends(stage, kind) if self.send_blocks else 0.0
 
+    def passes(self, stage: int, kind: int) -> float:
+        """Seconds of an action itself."""
+        return self.forward_s[stage] if kind == FORWARD else self.backward_s[stage]
+
+    def receiver(self, stage: int, kind: int) -> int | None:
+        """The stage that an action's message goes to; None where it sends none."""
+        to = stage + 1 if kind == FORWARD else stage - 1
+        return to if 0 <= to < self.stages else None
+
+    def travels(self, stage: int, kind: int) -> float:
+        """Seconds from an action's end to the arrival of its message, at the solo rate."""
+        to = self.receiver(stage, kind)
+        return 0.0 if to is None else self.sends(stage, kind) + self.latency_s[min(stage, to)]
+
+    def held(self, stage: int) -> float:
+        """Seconds that a whole step's messages hold a stage, at their solo rates."""
+        return self.micro_batches * (self.holds(stage, FORWARD) + self.holds(stage, BACKWARD))
+
 
 @dataclass
 class Timeline:
@@ -56,13 +76,11 @@ class Timeline:
         start: Seconds from the start of the step, a list a stage, in the order of its actions.
         free: When a stage was done with its last action and message.
         held_s: Seconds a stage stood waiting for its own messages to leave.
-        arrival: When the input of an action arrived, a list a stage, by the action's code; -1 where none has.
     """
 
     start: list[list[float]]
     free: list[float]
     held_s: list[float]
-    arrival: list[list[float]]
 
 
 @dataclass(frozen=True)

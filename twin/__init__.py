@@ -1,1 +1,1 @@
-"""twin"""
+"""Both runs together: predictions held against measurements, and fits."""
