@@ -72,6 +72,25 @@ class CommRecord:
 
 
 @dataclass(frozen=True)
+class LinkLoad:
+    """A link of the job, or many that carry alike.
+
+    Attributes:
+        name: The first of them.
+        count: How many there are.
+        bytes: What one carried in the step, one direction.
+        busy: Of what it could have carried.
+        users: Whose bytes those were, most first.
+    """
+
+    name: str
+    count: int
+    bytes: float
+    busy: float
+    users: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class MemoryParts:
     """Bytes of one stage at its peak, by what holds them; they sum to the peak."""
 
@@ -167,6 +186,7 @@ class Engine:
     events: int
     ops: int
     solves: int
+    lanes: int
     wall_s: float
 
 
@@ -184,12 +204,14 @@ class Prediction:
     breakdown_s: Breakdown
     slowest_stage: int
     comm: tuple[CommRecord, ...]
+    links: tuple[LinkLoad, ...]
     stages: tuple[StageTime, ...]
     memory: Memory
     interval: Interval
     campaign: Campaign | None
     calibration: str
     fidelity: str
+    network: str
     engine: Engine
     warnings: tuple[str, ...] = field(default=())
 

@@ -22,6 +22,7 @@ from .framework import Framework, load_framework
 from .layout import Layout
 from .model import Model, model_document
 from .overrides import apply_overrides
+from .perturb import Perturbations
 from .reading import beside, bundled, read, refuse_monsters, within
 from .rules import Parts, batch_rules, device_rules, model_rules, precision_rules
 from .training import Training
@@ -56,6 +57,7 @@ class ScenarioFile(BaseModel):
         default=None, description="a bundled calibration or a path; left out: the machine's"
     )
     measured: Text | None = Field(default=None, description="id of a published run to set beside the prediction")
+    perturb: Perturbations = Field(default_factory=Perturbations, description="slow devices, degraded links, jitter, ...")
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Scenario:
     note: str | None = None
     machine_reference: str = ""
     framework_reference: str = ""
+    perturb: Perturbations = Perturbations()
 
     @property
     def dp(self) -> int:
@@ -113,6 +116,7 @@ class Scenario:
             "framework": self.framework_reference or self.framework.name,
             "calibration": self.calibration,
             "measured": self.measured,
+            "perturb": None if self.perturb.empty else self.perturb.model_dump(mode="json", exclude_none=True),
         }
         return {key: value for key, value in document.items() if value is not None}
 
@@ -206,6 +210,7 @@ def scenario_from_document(
         framework=parts.framework,
         calibration=file.calibration,
         measured=file.measured,
+        perturb=file.perturb,
         title=file.title,
         note=file.note,
         machine_reference=file.machine,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..scenarios.scenario import Scenario
 from .calibration import Calibration
@@ -19,7 +19,7 @@ from .ops import (
     layer_forward,
     recomputed,
 )
-from .traffic import Traffic, ring_s
+from .traffic import LaneTraffic, Traffic, ring_s
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class PassCost:
         tp_bytes: Bytes this rank sends for them.
         tp_count: How many there are.
         gather_s: Gathering a message that came in pieces, one from each tensor rank.
+        gather_bytes: Bytes this rank sends for that.
     """
 
     compute_s: float = 0.0
@@ -41,6 +42,7 @@ class PassCost:
     tp_bytes: float = 0.0
     tp_count: int = 0
     gather_s: float = 0.0
+    gather_bytes: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -55,6 +57,7 @@ class PassCost:
             self.tp_bytes + other.tp_bytes,
             self.tp_count + other.tp_count,
             self.gather_s + other.gather_s,
+            self.gather_bytes + other.gather_bytes,
         )
 
     def times(self, count: int) -> PassCost:
@@ -66,6 +69,20 @@ class PassCost:
             count * self.tp_bytes,
             count * self.tp_count,
             count * self.gather_s,
+            count * self.gather_bytes,
+        )
+
+    def disturbed(self, speed: float, sound_rate: float, rate: float) -> PassCost:
+        """The pass on a device of another speed, over a ring of another rate."""
+        if speed == 1.0 and rate == sound_rate:
+            return self
+        later = 1 / rate - 1 / sound_rate
+        return replace(
+            self,
+            compute_s=self.compute_s / speed,
+            recompute_s=self.recompute_s / speed,
+            tp_comm_s=self.tp_comm_s + self.tp_bytes * later,
+            gather_s=self.gather_s + self.gather_bytes * later,
         )
 
 
@@ -95,14 +112,28 @@ class JobCost:
     """The costs of all stages, and of what passes between them.
 
     Attributes:
-        stages: One entry a stage.
+        stages: One entry a stage, of a lane that nothing disturbs.
         message_bytes: What one rank sends to its neighbour stage for one micro-batch.
         embedding_bytes: Gradient buffer that the two copies of a tied embedding reduce; 0 where there is one copy.
+        tensor_rate: Bytes/s over each edge of a tensor-parallel ring that the passes were costed with.
     """
 
     stages: tuple[StageCost, ...]
     message_bytes: float
     embedding_bytes: float
+    tensor_rate: float
+
+    def of_lane(self, lane: LaneTraffic) -> tuple[StageCost, ...]:
+        """The stages as a lane's devices and links run them."""
+        return tuple(
+            replace(
+                stage,
+                forward=stage.forward.disturbed(speed, self.tensor_rate, rate),
+                backward=stage.backward.disturbed(speed, self.tensor_rate, rate),
+                optimizer_s=stage.optimizer_s / speed,
+            )
+            for stage, speed, rate in zip(self.stages, lane.speed, lane.tensor_rate, strict=True)
+        )
 
 
 def job_cost(scenario: Scenario, calibration: Calibration, traffic: Traffic) -> JobCost:
@@ -115,7 +146,8 @@ def job_cost(scenario: Scenario, calibration: Calibration, traffic: Traffic) -> 
     precision = scenario.training.precision
     whole = shapes.hidden_elements * shapes.element
     pieces = tp if framework.pipeline.partition_over_tp else 1
-    gather = pricer.collective("all_gather", whole)[0] if pieces > 1 else 0.0
+    gather_s, gather_bytes = pricer.collective("all_gather", whole) if pieces > 1 else (0.0, 0.0)
+    gather = PassCost(gather_s=gather_s, gather_bytes=gather_bytes)
 
     forward = pricer.price(layer_forward(shapes))
     backward = pricer.price(layer_backward(shapes, framework))
@@ -132,12 +164,12 @@ def job_cost(scenario: Scenario, calibration: Calibration, traffic: Traffic) -> 
             stage_forward += pricer.price(embedding_forward(shapes))
             stage_backward += pricer.price(embedding_backward(shapes, framework))
         else:
-            stage_forward += PassCost(gather_s=gather)
+            stage_forward += gather
         if stage == pp - 1:
             stage_forward += pricer.price(head_forward(shapes))
             stage_backward += pricer.price(head_backward(shapes, framework))
         else:
-            stage_backward += PassCost(gather_s=gather)
+            stage_backward += gather
         parameters = rank_parameters(scenario, stage, layers)
         stages.append(
             StageCost(
@@ -155,6 +187,7 @@ def job_cost(scenario: Scenario, calibration: Calibration, traffic: Traffic) -> 
         stages=tuple(stages),
         message_bytes=whole / pieces if pp > 1 else 0.0,
         embedding_bytes=float(shard * framework.tied_reduce_bytes[precision]),
+        tensor_rate=traffic.tensor_rate,
     )
 
 

@@ -1,6 +1,6 @@
-"""A step as events: one SimPy process a stage, one network that all of them share.
+"""A step as events: one SimPy process a stage and lane, one network that all of them share.
 
-The ranks of a tensor group and the replicas of a stage behave alike, so a stage is
+The ranks of a tensor group and the replicas of a lane behave alike, so a stage is
 played once and counted many times; its transfers are coflows that load the links as
 all of them together do. Where a transfer can never meet another on a full link, its
 end is known when it starts and costs no event of its own.
@@ -12,6 +12,7 @@ state that the recurrence reached; ``play_exact`` plays the whole step.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Generator
 from typing import Any
@@ -19,10 +20,9 @@ from typing import Any
 import simpy
 
 from ..scenarios.schedules import BACKWARD, FORWARD, KINDS
-from .network import Network
-from .recurrence import NOT_YET, inboxes, play_pipeline
-from .timeline import Played, Program, Tail, TailTimes, Timeline
-from .traffic import Traffic
+from .network import Network, TrafficClasses
+from .recurrence import NOT_YET, inboxes, play_pipeline, refuse_deadlock
+from .timeline import Collective, Lane, Played, Program, Step, TailTimes, Timeline
 
 Process = Generator[simpy.Event, Any, None]
 _Slot = float | simpy.Event  # when an input arrives, or what fires once that is known
@@ -40,32 +40,42 @@ class _Environment(simpy.Environment):
         super().step()
 
 
-class _Step:
+class _Meeting:
+    """Processes that go on together once all have come, and the seconds of what they then do."""
+
+    def __init__(self, env: simpy.Environment, parties: int) -> None:
+        self.left = parties
+        self.done = env.event()
+        self.seconds = 0.0
+
+
+class _Run:
     """One step under way: its stages, their messages, its tail."""
 
-    def __init__(self, env: _Environment, program: Program, tail: Tail, traffic: Traffic, timeline: Timeline) -> None:
+    def __init__(
+        self, env: _Environment, step: Step, classes: TrafficClasses, timelines: tuple[Timeline, ...]
+    ) -> None:
         self.env = env
-        self.program = program
-        self.tail = tail
-        self.traffic = traffic
-        self.network = Network(env, traffic.classes)
-        self.timeline = timeline
-        stages = program.stages
-        self.inbox: list[list[_Slot]] = [list(box) for box in inboxes(program)]
-        self.embedding_s = [0.0] * stages
-        self.reduce_s = [0.0] * stages
-        self.gather_s = [0.0] * stages
-        self.ended = [0.0] * stages
-        self._pair_arrived: list[simpy.Event] = []
-        self._pair_done = env.event()
-        self._norms = 0
-        self._all_reduced = env.event()
+        self.plan = step
+        self.classes = classes
+        self.network = Network(env, classes)
+        self.timelines = timelines
+        stages, lanes = step.stages, len(step.lanes)
+        self.inbox: list[list[list[_Slot]]] = [[list(box) for box in inboxes(lane.program)] for lane in step.lanes]
+        self.copies = [_Meeting(env, 2) for _ in range(lanes)]
+        self.reduced = [_Meeting(env, lanes) for _ in range(stages)]
+        self.gathered = [_Meeting(env, lanes) for _ in range(stages)]
+        self.norm = _Meeting(env, lanes * stages)
+        self.ended = 0.0
 
-    def stage(self, stage: int, first: int, free_at: float) -> Process:
-        """A stage from one of its actions to the end of the step."""
-        env, program, timeline = self.env, self.program, self.timeline
+    def stage(self, number: int, stage: int, first: int, free_at: float) -> Process:
+        """A stage of a lane from one of its actions to the end of the step."""
+        env, lane, timeline = self.env, self.plan.lanes[number], self.timelines[number]
+        program = lane.program
         note = timeline.start[stage].append
-        inbox = self.inbox[stage]
+        inbox = self.inbox[number][stage]
+        queue: list[simpy.Event | None] = [None, None]  # the message before, up and down, while sends do not block
+        gone = [0.0, 0.0]  # when it has left
         if free_at > env.now:
             yield env.timeout(free_at - env.now)
         for code in program.table[stage][first:]:
@@ -75,76 +85,82 @@ class _Step:
                 waiting = inbox[code] = env.event()
                 arrival = yield waiting
             begin = max(env.now, arrival)
-            yield env.timeout(begin - env.now + program.passes(stage, kind))
+            yield env.timeout(begin - env.now + program.duration(stage, code))
             note(begin)
             receiver = program.receiver(stage, kind)
             if receiver is None:
                 continue
-            to = self.inbox[receiver]
-            flow = self.traffic.forward(stage) if kind == FORWARD else self.traffic.backward(stage)
+            to = self.inbox[number][receiver]
             latency, solo_s = program.latency_s[min(stage, receiver)], program.sends(stage, kind)
-            if self.traffic.classes.weights[flow]:
-                sent = self.network.start(flow, solo_s * self.traffic.classes.solo[flow])
-                sent.callbacks.append(_delivery(env, to, code, latency))
+            flows = lane.flows(stage, kind)
+            if any(self.classes.weights[flow] for flow in flows):
+                sizes = [lane.message_bytes] * len(flows)
                 if program.send_blocks:
                     before = env.now
-                    yield sent
+                    yield self._start(flows, sizes)
                     timeline.held_s[stage] += env.now - before
+                    _deliver(to, code, env.now + latency)
+                else:
+                    sent = env.process(self._send(queue[kind], flows, sizes))
+                    sent.callbacks.append(_delivery(env, to, code, latency))
+                    queue[kind] = sent
             else:
-                _deliver(to, code, env.now + solo_s + latency)
+                gone[kind] = max(env.now, gone[kind]) + solo_s
+                _deliver(to, code, gone[kind] + latency)
                 if program.send_blocks and solo_s > 0:
                     timeline.held_s[stage] += solo_s
                     yield env.timeout(solo_s)
         timeline.free[stage] = env.now
-        yield from self._tail(stage)
+        yield from self._tail(number, stage)
 
-    def _tail(self, stage: int) -> Process:
-        env, tail, traffic = self.env, self.tail, self.traffic
-        if tail.embedding_bytes > 0 and stage in (0, self.program.stages - 1):
-            yield from self._reduce_embedding(stage)
-        ring = traffic.data(stage)
-        self.reduce_s[stage] = yield from self._ring(ring, tail.reduce_bytes[stage], tail.reduce_latency_s)
-        self._norms += 1
-        if self._norms == self.program.stages:
-            self._all_reduced.succeed()
-        yield self._all_reduced
+    def _send(self, before: simpy.Event | None, flows: tuple[int, ...], sizes: list[float]) -> Process:
+        """A message that leaves once the one before it has left."""
+        if before is not None and not before.processed:
+            yield before
+        yield self._start(flows, sizes)
+
+    def _start(self, flows: tuple[int, ...], sizes: list[float]) -> simpy.Event:
+        """Begin coflows together; the event fires when the last has ended."""
+        events = [self.network.start(flow, size) for flow, size in zip(flows, sizes, strict=True)]
+        return events[0] if len(events) == 1 else self.env.all_of(events)
+
+    def _tail(self, number: int, stage: int) -> Process:
+        env, tail = self.env, self.plan.tail
+        if tail.embedding[number] and stage in (0, self.plan.stages - 1):
+            yield from self._meet(self.copies[number], tail.embedding[number])
+        yield from self._meet(self.reduced[stage], tail.reduce[stage])
+        yield from self._meet(self.norm, ())
         yield env.timeout(tail.barrier_s + tail.optimizer_s[stage])
-        self.gather_s[stage] = yield from self._ring(ring, tail.gather_bytes[stage], tail.gather_latency_s)
-        self.ended[stage] = env.now
+        yield from self._meet(self.gathered[stage], tail.gather[stage])
+        self.ended = max(self.ended, env.now)
 
-    def _reduce_embedding(self, stage: int) -> Process:
-        arrived = self.env.event()
-        self._pair_arrived.append(arrived)
-        if len(self._pair_arrived) < 2:
-            yield arrived  # for the other copy's stage
-        else:
-            self._pair_arrived[0].succeed()
-            self.env.process(self._run_embedding())
-        begin = self.env.now
-        yield self._pair_done
-        self.embedding_s[stage] = self.env.now - begin
-
-    def _run_embedding(self) -> Process:
-        yield from self._ring(self.traffic.embedding, self.tail.embedding_bytes, self.tail.embedding_latency_s)
-        self._pair_done.succeed()
-
-    def _ring(self, kind: int, edge_bytes: float, latency_s: float) -> Generator[simpy.Event, Any, float]:
-        if edge_bytes <= 0 or self.traffic.classes.solo[kind] == float("inf"):
-            return 0.0
-        begin = self.env.now
-        yield self.env.timeout(latency_s)
-        yield self.network.start(kind, edge_bytes)
-        return self.env.now - begin
+    def _meet(self, meeting: _Meeting, collective: Collective) -> Process:
+        meeting.left -= 1
+        if meeting.left == 0:
+            began = self.env.now
+            for exchange in collective:
+                flows = tuple(flow for flow in exchange.flows if not math.isinf(self.classes.solo[flow]))
+                if flows and exchange.edge_bytes > 0:
+                    yield self.env.timeout(exchange.latency_s)
+                    yield self._start(flows, [exchange.edge_bytes] * len(flows))
+            meeting.seconds = self.env.now - began
+            meeting.done.succeed()
+        yield meeting.done
 
     def result(self) -> Played:
         """The step once its events have run out."""
-        times = TailTimes(
-            tuple(self.embedding_s),
-            tuple(self.reduce_s),
-            tuple(self.gather_s),
-            max(self.ended) + self.tail.overhead_s,
+        last = self.plan.stages - 1
+        embedding = tuple(
+            tuple(meeting.seconds if stage in (0, last) and last > 0 else 0.0 for stage in range(last + 1))
+            for meeting in self.copies
         )
-        return Played(self.timeline, times, self.env.events, self.network.solves)
+        times = TailTimes(
+            embedding,
+            tuple(meeting.seconds for meeting in self.reduced),
+            tuple(meeting.seconds for meeting in self.gathered),
+            self.ended + self.plan.tail.overhead_s,
+        )
+        return Played(self.timelines, times, self.env.events, self.network.solves)
 
 
 def _deliver(inbox: list[_Slot], code: int, at: float) -> None:
@@ -159,52 +175,71 @@ def _delivery(env: simpy.Environment, inbox: list[_Slot], code: int, latency: fl
     return lambda _: _deliver(inbox, code, env.now + latency)
 
 
-def play_exact(program: Program, tail: Tail, traffic: Traffic) -> Played:
+def play_exact(step: Step, classes: TrafficClasses) -> Played:
     """A whole step, every action and message an event."""
-    stages = program.stages
-    timeline = Timeline([[] for _ in range(stages)], [0.0] * stages, [0.0] * stages)
+    stages = step.stages
+    timelines = tuple(Timeline([[] for _ in range(stages)], [0.0] * stages, [0.0] * stages) for _ in step.lanes)
     env = _Environment()
-    step = _Step(env, program, tail, traffic, timeline)
-    for stage in range(stages):
-        env.process(step.stage(stage, 0, 0.0))
+    run = _Run(env, step, classes, timelines)
+    for number in range(len(step.lanes)):
+        for stage in range(stages):
+            env.process(run.stage(number, stage, 0, 0.0))
     env.run()
-    return step.result()
+    for lane, timeline in zip(step.lanes, timelines, strict=True):
+        refuse_deadlock(lane.program, timeline.start)
+    return run.result()
 
 
-def play(program: Program, tail: Tail, traffic: Traffic) -> Played:
+def play(step: Step, classes: TrafficClasses) -> Played:
     """A whole step, the recurrence up to the cut and events from there.
 
-    The cut is the start of the last backward of the last stage: no gradient can be
-    reduced before it. What differs from `play_exact` is the sharing between messages
-    of the pipeline before the cut, which the recurrence sees at their solo rates.
+    The cut is the start of the last backward of the last stage of the lane that gets
+    there first: no gradient can be reduced before it. What differs from `play_exact` is
+    the sharing between messages of the pipeline before the cut, which the recurrence sees
+    at their solo rates. Where messages queue up behind each other the whole step is played.
     """
-    warm = play_pipeline(program)
-    stages = program.stages
-    cut = warm.start[-1][-1]
-    first = [bisect_left(warm.start[stage], cut) for stage in range(stages)]
-    free = [0.0] * stages
+    if any(lane.program.queues for lane in step.lanes):
+        return play_exact(step, classes)
+    warm = [play_pipeline(lane.program) for lane in step.lanes]
+    cut = min(timeline.start[-1][-1] for timeline in warm)
+    env = _Environment(cut)
+    firsts = [[bisect_left(starts, cut) for starts in timeline.start] for timeline in warm]
+    timelines = tuple(
+        _before(lane, timeline, first) for lane, timeline, first in zip(step.lanes, warm, firsts, strict=True)
+    )
+    run = _Run(env, step, classes, timelines)
+    for number, (lane, timeline, first) in enumerate(zip(step.lanes, warm, firsts, strict=True)):
+        _deliver_sent(run.inbox[number], lane.program, timeline, first)
+        for stage, count in enumerate(first):
+            env.process(run.stage(number, stage, count, _free_at(lane.program, timeline, stage, count)))
+    env.run()
+    return run.result()
+
+
+def _before(lane: Lane, warm: Timeline, first: list[int]) -> Timeline:
+    """The part of a timeline that lies before the cut."""
+    program = lane.program
     held = list(warm.held_s)
     for stage, count in enumerate(first):
         held[stage] -= sum(program.holds(stage, code % KINDS) for code in program.table[stage][count:])
-        if count:
-            kind = program.table[stage][count - 1] % KINDS
-            free[stage] = warm.start[stage][count - 1] + program.passes(stage, kind) + program.holds(stage, kind)
     starts = [warm.start[stage][:count] for stage, count in enumerate(first)]
-    env = _Environment(cut)
-    step = _Step(env, program, tail, traffic, Timeline(starts, [0.0] * stages, held))
-    _deliver_sent(step.inbox, program, warm, first)
-    for stage in range(stages):
-        env.process(step.stage(stage, first[stage], free[stage]))
-    env.run()
-    return step.result()
+    return Timeline(starts, [0.0] * program.stages, held)
+
+
+def _free_at(program: Program, warm: Timeline, stage: int, count: int) -> float:
+    """When a stage is done with its first ``count`` actions."""
+    if count == 0:
+        return 0.0
+    code = program.table[stage][count - 1]
+    return warm.start[stage][count - 1] + program.duration(stage, code) + program.holds(stage, code % KINDS)
 
 
 def _deliver_sent(inbox: list[list[_Slot]], program: Program, warm: Timeline, first: list[int]) -> None:
     """Put what was sent before the cut, and is used after it, into the inboxes.
 
     Args:
-        inbox: Of every stage, by code.
-        program: The step.
+        inbox: Of every stage of a lane, by code.
+        program: What the lane plays.
         warm: What the recurrence found.
         first: Of each stage the first action after the cut.
     """
@@ -220,6 +255,6 @@ def _deliver_sent(inbox: list[list[_Slot]], program: Program, warm: Timeline, fi
                 index -= 1
                 code = program.table[stage][index]
                 if code in wanted:
-                    end = warm.start[stage][index] + program.passes(stage, kind)
+                    end = warm.start[stage][index] + program.duration(stage, code)
                     inbox[to][code] = end + program.travels(stage, kind)
                     wanted.discard(code)

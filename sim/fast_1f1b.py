@@ -15,6 +15,7 @@ from ..scenarios.schedules import BACKWARD, FORWARD
 from .timeline import Program
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 def play_1f1b(program: Program) -> tuple[list[list[float]], list[float]]:
@@ -24,49 +25,72 @@ def play_1f1b(program: Program) -> tuple[list[list[float]], list[float]]:
         program: A step whose table is that of 1F1B.
     """
     stages, count = program.stages, program.micro_batches
-    up = [program.forward_s[s] + program.travels(s, FORWARD) for s in range(stages - 1)]
-    down = [program.backward_s[s] + program.travels(s, BACKWARD) for s in range(1, stages)]
-    forward = np.array([program.forward_s[s] + program.holds(s, FORWARD) for s in range(stages)])
-    backward = np.array([program.backward_s[s] + program.holds(s, BACKWARD) for s in range(stages)])
-    warm_up = np.minimum(stages - 1 - np.arange(stages), count)
+    stage_range = np.arange(stages)
+    warm_up = np.minimum(stages - 1 - stage_range, count)
+    rounds = count - warm_up  # rounds in which a stage still has a forward
+    forward = np.array([program.passes(s, FORWARD) for s in range(stages)])
+    backward = np.array([program.passes(s, BACKWARD) for s in range(stages)])
+    hold_up = np.array([program.holds(s, FORWARD) for s in range(stages)])
+    hold_down = np.array([program.holds(s, BACKWARD) for s in range(stages)])
+    up = np.array([program.travels(s, FORWARD) for s in range(stages)])
+    down = np.array([program.travels(s, BACKWARD) for s in range(stages)])
 
-    first = _fill(forward, up, warm_up, count)
-    free = np.array([row[-1] + forward[s] if len(row) else 0.0 for s, row in enumerate(first)])
+    first = _fill(forward, hold_up, up, warm_up)
+    free = np.array(
+        [row[-1] + forward[s, len(row) - 1] + hold_up[s] if len(row) else 0.0 for s, row in enumerate(first)]
+    )
     # Arrival of the forward of each stage's round 0: the last warm-up forward of the stage before it.
     arrival = np.zeros(stages)
     for stage in range(1, stages):
-        before = first[stage - 1]
-        arrival[stage] = before[warm_up[stage]] + up[stage - 1] if warm_up[stage] < len(before) else 0.0
+        before, number = first[stage - 1], int(warm_up[stage])
+        if number < len(before):
+            arrival[stage] = before[number] + forward[stage - 1, number] + up[stage - 1]
 
     f_start = np.zeros((count, stages))
     b_start = np.zeros((count, stages))
-    # Time from a backward's start back along the stages: what the stage s + 1 sends reaches s after down[s].
-    travel = np.concatenate([np.cumsum(np.array(down)[::-1])[::-1], [0.0]]) if stages > 1 else np.zeros(1)
-    up_row = np.concatenate([[0.0], np.array(up)]) if stages > 1 else np.zeros(1)
-    full = count - warm_up  # rounds in which a stage still has a forward
-    least = int(full.min())
+    least = int(rounds.min())
+    steady = program.jitter is None
+    travel = _travel(backward[:, 0], down)
     for i in range(count):
         start = np.maximum(free, arrival)
         f_start[i] = start
-        ready = start + forward
+        if steady:
+            passed, back = forward[:, 0], backward[:, 0]
+        else:
+            passed, back = forward[stage_range, np.minimum(warm_up + i, count - 1)], backward[:, i]
+            travel = _travel(back, down)
+        ready = start + passed + hold_up
         if i >= least:
-            ready = np.where(i < full, ready, free)
-        # b[s] = max(ready[s], b[s + 1] + down[s]), from the last stage to the first
+            ready = np.where(i < rounds, ready, free)
+        # b[s] = max(ready[s], b[s + 1] + back[s + 1] + down[s + 1]), from the last stage to the first
         begins = np.maximum.accumulate((ready - travel)[::-1])[::-1] + travel
         b_start[i] = begins
-        free = begins + backward
-        arrival[1:] = start[:-1] + up_row[1:]
-    starts = [_in_order(first[s], f_start[:, s], b_start[:, s], int(full[s])).tolist() for s in range(stages)]
+        free = begins + back + hold_down
+        arrival[1:] = (start + passed + up)[:-1]
+    starts = [_in_order(first[s], f_start[:, s], b_start[:, s], int(rounds[s])).tolist() for s in range(stages)]
     return starts, free.tolist()
 
 
-def _fill(forward: Floats, up: list[float], warm_up: npt.NDArray[np.int64], count: int) -> list[Floats]:
+def _travel(back: Floats, down: Floats) -> Floats:
+    """Time from a backward's start on each stage to where its chain of messages reaches stage 0, last stage most."""
+    legs = back + down
+    legs[0] = 0.0
+    total = np.cumsum(legs)
+    return np.asarray(total[-1] - total)
+
+
+def _fill(forward: Floats, hold: Floats, up: Floats, warm_up: Ints) -> list[Floats]:
     """Starts of the warm-up forwards of each stage."""
     rows: list[Floats] = []
     for stage, number in enumerate(warm_up.tolist()):
-        steps = np.arange(number) * forward[stage]
-        arrivals = np.zeros(number) if stage == 0 else rows[stage - 1][:number] + up[stage - 1]
-        rows.append(np.maximum.accumulate(arrivals - steps) + steps if number else np.zeros(0))
+        if number == 0:
+            rows.append(np.zeros(0))
+            continue
+        steps = np.concatenate([[0.0], np.cumsum(forward[stage, : number - 1] + hold[stage])])
+        arrivals = np.zeros(number)
+        if stage > 0:
+            arrivals = rows[stage - 1][:number] + forward[stage - 1, :number] + up[stage - 1]
+        rows.append(np.maximum.accumulate(arrivals - steps) + steps)
     return rows
 
 

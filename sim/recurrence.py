@@ -15,8 +15,8 @@ import math
 from ..scenarios.schedules import BACKWARD, FORWARD, KINDS, action_of
 from ..topology.errors import input_error
 from .fast_1f1b import play_1f1b
-from .timeline import Played, Program, Tail, TailTimes, Timeline
-from .traffic import Traffic
+from .network import TrafficClasses
+from .timeline import Collective, Played, Program, Step, Tail, TailTimes, Timeline
 
 NOT_YET = -1.0
 
@@ -36,7 +36,7 @@ def play_pipeline(program: Program) -> Timeline:
     Raises:
         InputError: If the schedule waits for something that no stage will ever send.
     """
-    if program.schedule == "1f1b":
+    if program.schedule == "1f1b" and not program.queues:
         starts, free = play_1f1b(program)
     else:
         starts, free = walk(program)
@@ -62,21 +62,25 @@ def walk(program: Program) -> tuple[list[list[float]], list[float]]:
             len(program.table[stage]),
             arrival[stage],
             starts[stage].append,
-            program.forward_s[stage],
-            program.backward_s[stage],
+            program.passes(stage, FORWARD).tolist(),
+            program.passes(stage, BACKWARD).tolist(),
             arrival[stage + 1] if stage < last else nowhere,
             arrival[stage - 1] if stage > 0 else nowhere,
-            program.travels(stage, FORWARD),
-            program.travels(stage, BACKWARD),
-            program.holds(stage, FORWARD),
-            program.holds(stage, BACKWARD),
+            program.sends(stage, FORWARD),
+            program.sends(stage, BACKWARD),
+            program.latency_s[stage] if stage < last else 0.0,
+            program.latency_s[stage - 1] if stage > 0 else 0.0,
         )
         for stage in range(stages)
     ]
+    # When the last message of each stage has left; the next one waits for it.
+    left_up, left_down = [0.0] * stages, [0.0] * stages
+    blocks = program.send_blocks
     waiting = list(range(last, -1, -1))
     while waiting:
         stage = waiting.pop()
-        codes, count, inbox, note, forward_s, backward_s, up, down, up_s, down_s, hold_up, hold_down = visits[stage]
+        codes, count, inbox, note, forward_s, backward_s, up, down, up_s, down_s, up_late, down_late = visits[stage]
+        gone_up, gone_down = left_up[stage], left_down[stage]
         at = began = position[stage]
         now = clock[stage]
         while at < count:
@@ -87,63 +91,80 @@ def walk(program: Program) -> tuple[list[list[float]], list[float]]:
             now = max(now, ready)
             note(now)
             if code & 1:
-                now += backward_s
-                down[code] = now + down_s
-                now += hold_down
+                now += backward_s[code // KINDS]
+                gone_down = max(now, gone_down) + down_s
+                down[code] = gone_down + down_late
+                if blocks:
+                    now = gone_down
             else:
-                now += forward_s
-                up[code] = now + up_s
-                now += hold_up
+                now += forward_s[code // KINDS]
+                gone_up = max(now, gone_up) + up_s
+                up[code] = gone_up + up_late
+                if blocks:
+                    now = gone_up
             at += 1
+        left_up[stage], left_down[stage] = gone_up, gone_down
         if at > began:
             position[stage], clock[stage] = at, now
             if stage < last:
                 waiting.append(stage + 1)
             if stage > 0:
                 waiting.append(stage - 1)
-    stuck = [stage for stage in range(stages) if position[stage] < len(program.table[stage])]
-    if stuck:
-        action = action_of(program.table[stuck[0]][position[stuck[0]]], stuck[0])
-        raise input_error(f"deadlocks: stage {stuck[0]} waits for ever before {action}", field="layout.schedule")
+    refuse_deadlock(program, starts)
     return starts, clock
 
 
-def close_step(free: list[float], tail: Tail, traffic: Traffic) -> TailTimes:
+def refuse_deadlock(program: Program, starts: list[list[float]]) -> None:
+    """Raise for a step that came to rest before its last action.
+
+    Raises:
+        InputError: Naming the first stage that waits, and what it never came to.
+    """
+    for stage, (codes, done) in enumerate(zip(program.table, starts, strict=True)):
+        if len(done) < len(codes):
+            action = action_of(codes[len(done)], stage)
+            raise input_error(f"deadlocks: stage {stage} waits for ever before {action}", field="layout.schedule")
+
+
+def close_step(free: list[list[float]], tail: Tail, classes: TrafficClasses) -> TailTimes:
     """The tail of a step with every transfer at its solo rate.
 
     Args:
-        free: When each stage was done with the pipeline.
+        free: When each stage of each lane was done with the pipeline.
         tail: What follows.
-        traffic: Solo rates.
+        classes: Solo rates.
     """
-    stages = len(free)
-    solo = traffic.classes.solo
-    clock = list(free)
-    embedding = [0.0] * stages
-    if tail.embedding_bytes > 0:
-        begin = max(clock[0], clock[-1])
-        end = begin + tail.embedding_latency_s + tail.embedding_bytes / solo[traffic.embedding]
-        for stage in (0, stages - 1):
-            embedding[stage] = end - begin
-            clock[stage] = end
-    reduce = [
-        _ring(size, tail.reduce_latency_s, solo[traffic.data(stage)]) for stage, size in enumerate(tail.reduce_bytes)
-    ]
-    barrier = max(at + seconds for at, seconds in zip(clock, reduce, strict=True)) + tail.barrier_s
-    gather = [
-        _ring(size, tail.gather_latency_s, solo[traffic.data(stage)]) for stage, size in enumerate(tail.gather_bytes)
-    ]
+    stages = len(free[0])
+    clock = [list(lane) for lane in free]
+    embedding = [[0.0] * stages for _ in free]
+    for lane, collective in enumerate(tail.embedding):
+        if collective:
+            seconds = alone_s(collective, classes)
+            end = max(clock[lane][0], clock[lane][-1]) + seconds
+            for stage in (0, stages - 1):
+                embedding[lane][stage] = seconds
+                clock[lane][stage] = end
+    reduce = [alone_s(collective, classes) for collective in tail.reduce]
+    gather = [alone_s(collective, classes) for collective in tail.gather]
+    reduced = [max(lane[stage] for lane in clock) + reduce[stage] for stage in range(stages)]
+    barrier = max(reduced) + tail.barrier_s
     ends = [barrier + tail.optimizer_s[stage] + gather[stage] for stage in range(stages)]
-    return TailTimes(tuple(embedding), tuple(reduce), tuple(gather), max(ends) + tail.overhead_s)
+    return TailTimes(
+        tuple(tuple(lane) for lane in embedding), tuple(reduce), tuple(gather), max(ends) + tail.overhead_s
+    )
 
 
-def _ring(edge_bytes: float, latency_s: float, rate: float) -> float:
-    if edge_bytes <= 0 or math.isinf(rate):
-        return 0.0
-    return latency_s + edge_bytes / rate
+def alone_s(collective: Collective, classes: TrafficClasses) -> float:
+    """Seconds of a collective that shares no link: its phases one after another, each at the pace of its slowest flow."""
+    total = 0.0
+    for exchange in collective:
+        rate = min((classes.solo[flow] for flow in exchange.flows), default=math.inf)
+        if exchange.edge_bytes > 0 and not math.isinf(rate):
+            total += exchange.latency_s + exchange.edge_bytes / rate
+    return total
 
 
-def play(program: Program, tail: Tail, traffic: Traffic) -> Played:
+def play(step: Step, classes: TrafficClasses) -> Played:
     """A whole step by recurrence."""
-    timeline = play_pipeline(program)
-    return Played(timeline, close_step(timeline.free, tail, traffic))
+    timelines = tuple(play_pipeline(lane.program) for lane in step.lanes)
+    return Played(timelines, close_step([timeline.free for timeline in timelines], step.tail, classes))
