@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..scenarios.scenario import Scenario
-from ..topology.placement import Placement
+from ..topology.placement import Placement, build_placement
 from ..topology.routing import Hops, Routes, join, ring_orders
 from .calibration import Calibration, NetworkFigures
 from .collectives import COLLECTIVES
@@ -85,7 +85,7 @@ def build_traffic(scenario: Scenario, calibration: Calibration) -> Traffic:
     """The traffic of a scenario: routes for every rank, folded to the rows that can bind."""
     layout = scenario.layout
     placement = placement_of(scenario)
-    routes = Routes(scenario.machine, placement.nodes)
+    routes = placement.routes(scenario.machine)
     figures = calibration.network
     grid = placement.grid()
     pp = layout.pp
@@ -94,8 +94,8 @@ def build_traffic(scenario: Scenario, calibration: Calibration) -> Traffic:
     if pp > 1:
         source, target = grid[:-1].reshape(-1), grid[1:].reshape(-1)
         boundary = np.repeat(np.arange(pp - 1), placement.dp * placement.tp)
-        parts.append((boundary, routes.route(source, target), "point_to_point"))
-        parts.append((boundary + pp - 1, routes.route(target, source), "point_to_point"))
+        parts.append((boundary, routes.route(source, target, together=boundary), "point_to_point"))
+        parts.append((boundary + pp - 1, routes.route(target, source, together=boundary), "point_to_point"))
         latency = _message_latency(routes, source, target, boundary, figures)
         ends = np.stack([grid[0].reshape(-1), grid[-1].reshape(-1)], axis=1)
         parts.append((np.full(len(ends), 3 * pp - 2), ring_hops(routes, ends), "ring"))
@@ -119,7 +119,7 @@ def placement_of(scenario: Scenario) -> Placement:
     """The placement of a scenario's ranks."""
     layout = scenario.layout
     assert layout.dp is not None
-    return Placement(layout.tp, layout.dp, layout.pp, scenario.machine.devices_per_node)
+    return build_placement(scenario.placement, scenario.machine, layout.tp, layout.dp, layout.pp)
 
 
 def ring_hops(routes: Routes, groups: Ints) -> Hops:
@@ -150,11 +150,11 @@ def ring_hops(routes: Routes, groups: Ints) -> Hops:
     outside = index[~inside]
     if len(outside):
         shared = len(np.unique(nodes[outside[0]])) < groups.shape[1]
-        for member in range(groups.shape[1]):
-            source = groups[outside, member]
-            target = groups[outside, (member + 1) % groups.shape[1]]
-            hops = routes.route(source, target, spread=shared)
-            parts.append(Hops(outside[hops.message], hops.link, hops.share))
+        # All edges in one call: adaptive routing balances what is under way together.
+        source = groups[outside].reshape(-1)
+        target = np.roll(groups[outside], -1, axis=1).reshape(-1)
+        hops = routes.route(source, target, spread=shared)
+        parts.append(Hops(outside[hops.message // groups.shape[1]], hops.link, hops.share))
     return join(parts)
 
 
