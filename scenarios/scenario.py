@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationErr
 from ..topology.errors import InputError, Problem
 from ..topology.files import build, looks_like_path, problems_of
 from ..topology.machine import Machine, load_machine
+from ..topology.placement import PlacementSpec, build_placement
 from .fields import Count, Text
 from .framework import Framework, load_framework
 from .layout import Layout
@@ -52,12 +53,13 @@ class ScenarioFile(BaseModel):
     )
     training: Training
     layout: Layout = Field(default_factory=Layout)
+    placement: PlacementSpec = Field(default_factory=PlacementSpec, description="which device each rank runs on")
     framework: Text = Field(default="megatron-deepspeed", description="a bundled framework or a path")
     calibration: Text | None = Field(
         default=None, description="a bundled calibration or a path; left out: the machine's"
     )
     measured: Text | None = Field(default=None, description="id of a published run to set beside the prediction")
-    perturb: Perturbations = Field(default_factory=Perturbations, description="slow devices, degraded links, jitter, ...")
+    perturb: Perturbations = Field(default_factory=Perturbations, description="slow devices, bad links, jitter")
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ class Scenario:
     note: str | None = None
     machine_reference: str = ""
     framework_reference: str = ""
-    perturb: Perturbations = Perturbations()
+    placement: PlacementSpec = field(default_factory=PlacementSpec)
+    perturb: Perturbations = field(default_factory=Perturbations)
 
     @property
     def dp(self) -> int:
@@ -113,6 +116,7 @@ class Scenario:
             "model": self.model.model_dump(mode="json"),
             "training": self.training.model_dump(mode="json"),
             "layout": self.layout.model_dump(mode="json"),
+            "placement": self.placement.model_dump(mode="json", exclude_defaults=True) or None,
             "framework": self.framework_reference or self.framework.name,
             "calibration": self.calibration,
             "measured": self.measured,
@@ -195,10 +199,13 @@ def scenario_from_document(
     if sizes_are_read and parts.layout is not None:
         devices, wrong = device_rules(parts, parts.layout)
         problems += wrong
+    placement = _part(PlacementSpec, fields.get("placement", {}))
+    if placement is not None and devices is not None and not problems:
+        placement = _checked_placement(placement, parts, devices, folder, problems)
     if problems:
         raise InputError(where, _unique(problems))
     assert file is not None and devices is not None
-    assert parts.model and parts.training and parts.layout and parts.machine and parts.framework
+    assert parts.model and parts.training and parts.layout and parts.machine and parts.framework and placement
     return Scenario(
         name=file.name,
         machine=parts.machine,
@@ -215,6 +222,7 @@ def scenario_from_document(
         note=file.note,
         machine_reference=file.machine,
         framework_reference=file.framework,
+        placement=placement,
     )
 
 
@@ -252,6 +260,22 @@ def _part(kind: type[ModelT], fields: Any) -> ModelT | None:
                 return None
             fields = {key: value for key, value in fields.items() if key in kind.model_fields}
     return None
+
+
+def _checked_placement(
+    placement: PlacementSpec, parts: Parts, devices: int, folder: Path | None, problems: list[Problem]
+) -> PlacementSpec | None:
+    """The placement with its node file read; what is wrong with it joins the problems."""
+    machine, layout = parts.machine, parts.layout
+    if machine is None or layout is None:
+        return None
+    try:
+        placement = placement.with_nodes_read(folder)
+        build_placement(placement, machine, layout.tp, devices // layout.model_parallel, layout.pp)
+    except InputError as error:
+        head = f"{error.where}: " if error.where else ""
+        problems += [Problem(problem.field, f"{head}{problem.message}") for problem in error.problems]
+    return placement
 
 
 def _read_part(load: Any, field: str, name: Any, problems: list[Problem]) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..scenarios.scenario import Scenario
 from ..scenarios.schedules import SCHEDULES, code_table
 from ..topology.errors import input_error
@@ -44,7 +46,9 @@ def reduce_op(scenario: Scenario) -> str:
     return "all_reduce"
 
 
-def _lane(scenario: Scenario, cost: JobCost, traffic: Traffic, lane: LaneTraffic, table: list[list[int]]) -> Lane:
+def _lane(
+    scenario: Scenario, cost: JobCost, traffic: Traffic, lane: LaneTraffic, table: Sequence[Sequence[int]]
+) -> Lane:
     solo = traffic.classes.solo
     stages = cost.of_lane(lane)
     program = Program(

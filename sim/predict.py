@@ -73,7 +73,7 @@ def predict(
     if network not in NETWORK_MODES:
         raise input_error(f"{network!r} is unknown{nearest(network, NETWORK_MODES)}", field="network")
     if fidelity == "des-per-rank" and scenario.devices > MOST_UNFOLDED:
-        message = f"des-per-rank plays every rank, at most {MOST_UNFOLDED} of them, not {scenario.devices}; use des-exact"
+        message = f"des-per-rank plays every rank, at most {MOST_UNFOLDED}, not {scenario.devices}; use des-exact"
         raise input_error(message, field="fidelity")
     if calibration is None:
         calibration = choose_calibration(scenario)

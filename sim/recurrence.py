@@ -155,7 +155,7 @@ def close_step(free: list[list[float]], tail: Tail, classes: TrafficClasses) -> 
 
 
 def alone_s(collective: Collective, classes: TrafficClasses) -> float:
-    """Seconds of a collective that shares no link: its phases one after another, each at the pace of its slowest flow."""
+    """Seconds of a collective that shares no link: its phases in turn, each at the pace of its slowest flow."""
     total = 0.0
     for exchange in collective:
         rate = min((classes.solo[flow] for flow in exchange.flows), default=math.inf)

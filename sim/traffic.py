@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ..scenarios.result import LinkLoad
 from ..scenarios.scenario import Scenario
-from ..topology.placement import Placement
+from ..topology.placement import Placement, build_placement
 from ..topology.routing import Hops, Routes, join, ring_orders
 from .calibration import Calibration, NetworkFigures
 from .collectives import COLLECTIVES
@@ -152,8 +152,9 @@ def build_traffic(scenario: Scenario, calibration: Calibration, *, fold: bool = 
         calibration: Achieved shares and latencies.
         fold: Whether replicas that behave alike, and the ranks of a tensor group, share classes.
     """
-    layout, figures = scenario.layout, calibration.network
-    placement, sound = placement_of(scenario), routes_of(scenario)
+    figures = calibration.network
+    placement = placement_of(scenario)
+    sound = placement.routes(scenario.machine)
     grid = placement.grid()
     damage = damage_of(scenario, placement, sound)
     routes = damage.routes
@@ -162,7 +163,9 @@ def build_traffic(scenario: Scenario, calibration: Calibration, *, fold: bool = 
     ring = _ring_reach(figures)
     direct = np.array([figures.node_point_to_point.value, figures.fabric_point_to_point.value, 1.0])
     source, target = grid[:-1].reshape(-1), grid[1:].reshape(-1)
-    up_hops, down_hops = routes.route(source, target), routes.route(target, source)
+    together = np.repeat(np.arange(pp - 1), dp * tp)
+    up_hops = routes.route(source, target, together=together)
+    down_hops = routes.route(target, source, together=together)
     tensor_rate = tensor_ring_rate(placement, sound, figures)
     disturbed = _disturbed_tensor_rates(placement, damage, figures, tensor_rate)
     lanes = _find_lanes(placement, damage, (up_hops, down_hops), disturbed, fold=fold and not scenario.perturb.jitter)
@@ -230,12 +233,7 @@ def build_traffic(scenario: Scenario, calibration: Calibration, *, fold: bool = 
 def placement_of(scenario: Scenario) -> Placement:
     """The placement of a scenario's ranks."""
     layout = scenario.layout
-    return Placement(layout.tp, scenario.dp, layout.pp, scenario.machine.devices_per_node)
-
-
-def routes_of(scenario: Scenario) -> Routes:
-    """The links of a scenario's job."""
-    return Routes(scenario.machine, placement_of(scenario).nodes)
+    return build_placement(scenario.placement, scenario.machine, layout.tp, scenario.dp, layout.pp)
 
 
 def _find_lanes(
@@ -249,7 +247,8 @@ def _find_lanes(
     marks: list[set[tuple[object, ...]]] = [set() for _ in range(dp)]
     for stage, replica in zip(*np.nonzero((damage.speed[grid] != 1.0).any(axis=2)), strict=True):
         marks[int(replica)].add(("speed", int(stage), float(damage.speed[grid[stage, replica]].min())))
-    for stage, replica in zip(*np.nonzero(np.isin(grid // placement.devices_per_node, damage.nodes).any(axis=2)), strict=True):
+    on_hit_nodes = np.isin(grid // placement.devices_per_node, damage.nodes).any(axis=2)
+    for stage, replica in zip(*np.nonzero(on_hit_nodes), strict=True):
         nodes = grid[stage, replica] // placement.devices_per_node
         marks[int(replica)].add(("node", int(stage), tuple(np.intersect1d(nodes, damage.nodes).tolist())))
     if tensor_rates.size:
@@ -359,6 +358,8 @@ def _message_latency(
     per_node: int, source: Ints, target: Ints, stages: int, figures: NetworkFigures
 ) -> tuple[float, ...]:
     """Latency of one message, the slowest of each boundary."""
+    if stages == 1:
+        return ()
     across = (source // per_node != target // per_node).reshape(stages - 1, -1).any(axis=1)
     return tuple(np.where(across, figures.fabric_hop.value, figures.node_hop.value).tolist())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -16,7 +17,7 @@ from pydantic import Field
 from .errors import InputError, Problem, input_error
 from .fabrics import Fabric
 from .facts import BandwidthFact, Count, CountFact, Entry, Fact, LatencyFact, PeakFact, PowerFact, SizeFact, facts_in
-from .files import build, bundled_names, read_document
+from .files import build, bundled_names, looks_like_path, read_document
 
 PACKAGE = "exatwin.topology"
 FOLDER = "machines"
@@ -69,10 +70,17 @@ class Device(Entry):
 
 
 class NodeLink(Entry):
-    """Cables between two devices of a node."""
+    """Cables between two devices of a node.
+
+    Attributes:
+        between: The two devices.
+        count: How many cables.
+        bandwidth: One cable, one direction, where it is not the node's ``link_bandwidth``.
+    """
 
     between: tuple[DeviceNumber, DeviceNumber]
     count: Count
+    bandwidth: BandwidthFact | None = None
 
 
 class Nic(Entry):
@@ -170,7 +178,13 @@ class Node(Entry):
         """What two devices can send each other directly, one direction; 0 where they cannot."""
         if self.switch_bandwidth and a != b:
             return self.switch_bandwidth.value
-        return self.link_count(a, b) * self.link_bandwidth.value if self.link_bandwidth else 0.0
+        if self.link_bandwidth is None:
+            return 0.0
+        return sum(
+            link.count * (link.bandwidth or self.link_bandwidth).value
+            for link in self.links
+            if set(link.between) == {a, b}
+        )
 
     def nics_of(self, device: int) -> tuple[str, ...]:
         """Ports that hang on a device."""
@@ -271,7 +285,7 @@ def machine_from_document(document: dict[str, Any], where: str = "") -> Machine:
     Raises:
         InputError: With every violation.
     """
-    machine = build(Machine, document, where)
+    machine = build(Machine, _with_graph_beside(document, where), where)
     problems = [
         *_device_problems(machine),
         *_node_problems(machine.node),
@@ -280,6 +294,15 @@ def machine_from_document(document: dict[str, Any], where: str = "") -> Machine:
     if problems:
         raise InputError(where, problems)
     return machine
+
+
+def _with_graph_beside(document: dict[str, Any], where: str) -> dict[str, Any]:
+    """The fields, with the path of a graph file taken from the machine file's folder."""
+    fabric = document.get("fabric")
+    if not (isinstance(fabric, dict) and isinstance(fabric.get("file"), str) and looks_like_path(where)):
+        return document
+    file = Path(fabric["file"]).expanduser()
+    return document | {"fabric": fabric | {"file": str(Path(where).expanduser().parent / file)}}
 
 
 def _device_problems(machine: Machine) -> Iterator[Problem]:

@@ -1,8 +1,10 @@
-"""Which device each rank runs on.
+"""Which device each rank runs on: the order of ranks, the devices of a node, the nodes of the job.
 
 Ranks are numbered as Megatron-LM and DeepSpeed number them: tensor parallel
-varies fastest, then data parallel, and the pipeline stage slowest. Ranks fill
-the nodes of the job in order, rank ``i`` of a node on device ``i``.
+varies fastest, then data parallel, and the pipeline stage slowest. A scenario may
+say another order. Ranks fill the nodes of the job in order, rank ``i`` of a node on
+device ``i`` unless the scenario says which: on Frontier a task's local rank is not
+its GCD's number unless it is bound so.
 
 Source of the rank order: Megatron-LM, megatron/core/parallel_state.py
 (``initialize_model_parallel``, default order "tp-cp-ep-dp-pp"); DeepSpeed,
@@ -11,12 +13,97 @@ runtime/pipe/topology.py (``PipeModelDataParallelTopology``, axes pipe, data, mo
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations
+from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field
+
+from .errors import InputError, Problem, input_error, nearest
+from .fabrics import Dragonfly, FatTree, Torus, UserGraph
+from .faults import Fault
+from .files import read_text
+from .machine import Machine
+from .routing import Routes
 
 Ranks = npt.NDArray[np.int64]
+
+ORDERS = tuple("-".join(order) for order in permutations(("tp", "dp", "pp")))
+DEFAULT_ORDER = "tp-dp-pp"
+FIELD = "placement"
+
+NodeNumber = Annotated[int, Field(strict=True, ge=0, le=10**9)]
+Length = Annotated[int, Field(strict=True, ge=1, le=10**6)]
+
+
+class PlacementSpec(BaseModel):
+    """Where a scenario's ranks run, as its file says it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Placement")
+
+    order: str = Field(default=DEFAULT_ORDER, max_length=40, description="what varies fastest first: tp-dp-pp, ...")
+    device_order: tuple[NodeNumber, ...] | None = Field(
+        default=None, max_length=1024, description="local rank i runs on device device_order[i] of its node"
+    )
+    nodes: Literal["contiguous", "spread"] | tuple[NodeNumber, ...] = Field(
+        default="contiguous", description="the first nodes, as many groups as can be, or the nodes' numbers"
+    )
+    groups: Length | None = Field(default=None, description="spread over so many groups or leaves; all where left out")
+    node_file: str | None = Field(
+        default=None, min_length=1, max_length=4000, description="a file of node numbers or ranges, one a line"
+    )
+    shape: tuple[Length, ...] | None = Field(
+        default=None, min_length=1, max_length=10, description="the job's own torus, on a machine that is one"
+    )
+
+    def with_nodes_read(self, folder: Path | None = None) -> PlacementSpec:
+        """The same with the nodes of its file in place of the file's name.
+
+        Args:
+            folder: Where the file's path starts from.
+
+        Raises:
+            InputError: If the file cannot be read, or ``nodes`` says something else.
+        """
+        if self.node_file is None:
+            return self
+        if self.nodes != "contiguous":
+            raise input_error("stands beside node_file; give one of them", field=f"{FIELD}.nodes")
+        path = Path(self.node_file).expanduser()
+        nodes = read_node_file(path if folder is None else folder / path)
+        return self.model_copy(update={"nodes": nodes, "node_file": None})
+
+
+def read_node_file(path: Path) -> tuple[int, ...]:
+    """The node numbers of a file: one number or range (``12-19``) a line, ``#`` before a comment.
+
+    Raises:
+        InputError: If a line is neither; it names the line.
+    """
+    where = str(path)
+    nodes: list[int] = []
+    for number, line in enumerate(read_text(path, where).splitlines(), 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        match = re.fullmatch(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?", text, re.ASCII)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
+            shown = text if len(text) <= 40 else f"{text[:37]}..."
+            message = f"line {number}: {shown!r} is no node number and no range; write 12 or 12-19"
+            raise input_error(message, where=where, field=f"{FIELD}.node_file")
+        if len(nodes) + last - first >= 10**6:
+            raise input_error(f"line {number}: names more than 1000000 nodes", where=where, field=f"{FIELD}.node_file")
+        nodes += range(first, last + 1)
+    if not nodes:
+        raise input_error("names no node", where=where, field=f"{FIELD}.node_file")
+    return tuple(nodes)
 
 
 @dataclass(frozen=True)
@@ -27,13 +114,22 @@ class Placement:
         tp: Tensor-parallel degree.
         dp: Data-parallel degree.
         pp: Pipeline stages.
-        devices_per_node: Devices of a node; a device's number is ``node * devices_per_node + local``.
+        devices_per_node: Devices of a node; a device's number is ``node * devices_per_node + local``,
+            nodes counted within the job.
+        order: What varies fastest first.
+        device_order: Device of each local rank; itself where not said.
+        node_list: Machine node of each of the job's nodes; the first ones where not said.
+        shape: The job's own torus, on a machine that is one.
     """
 
     tp: int
     dp: int
     pp: int
     devices_per_node: int
+    order: str = DEFAULT_ORDER
+    device_order: tuple[int, ...] | None = None
+    node_list: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
 
     @property
     def ranks(self) -> int:
@@ -45,13 +141,29 @@ class Placement:
         """Nodes of the job; the last may be partly used."""
         return -(-self.ranks // self.devices_per_node)
 
+    @cached_property
+    def node_ids(self) -> Ranks:
+        """Machine node of each of the job's nodes."""
+        if self.node_list is not None:
+            return np.array(self.node_list, dtype=np.int64)
+        return np.arange(self.nodes, dtype=np.int64)
+
     def grid(self) -> Ranks:
         """Device of each rank, shape (pp, dp, tp).
 
         >>> Placement(tp=2, dp=3, pp=2, devices_per_node=8).grid()[1].tolist()
         [[6, 7], [8, 9], [10, 11]]
+        >>> Placement(tp=2, dp=3, pp=2, devices_per_node=8, order="tp-pp-dp").grid()[1].tolist()
+        [[2, 3], [6, 7], [10, 11]]
         """
-        return np.arange(self.ranks, dtype=np.int64).reshape(self.pp, self.dp, self.tp)
+        ranks = np.arange(self.ranks, dtype=np.int64)
+        if self.device_order is not None:
+            local = np.array(self.device_order, dtype=np.int64)
+            ranks = ranks - ranks % self.devices_per_node + local[ranks % self.devices_per_node]
+        slowest_first = self.order.split("-")[::-1]
+        degree = {"tp": self.tp, "dp": self.dp, "pp": self.pp}
+        placed = ranks.reshape([degree[axis] for axis in slowest_first])
+        return placed.transpose([slowest_first.index(axis) for axis in ("pp", "dp", "tp")])
 
     def tensor_groups(self) -> Ranks:
         """Devices of every tensor-parallel group, shape (groups, tp)."""
@@ -62,7 +174,198 @@ class Placement:
         groups: Ranks = self.grid()[stage].T
         return groups
 
+    def pipeline_groups(self) -> Ranks:
+        """Devices of every pipeline, shape (groups, pp)."""
+        return self.grid().reshape(self.pp, -1).T
+
     def tensor_group_crosses_nodes(self) -> bool:
         """Whether some tensor-parallel group leaves its node."""
         nodes = self.tensor_groups() // self.devices_per_node
         return bool((nodes != nodes[:, :1]).any())
+
+    def routes(self, machine: Machine, faults: Sequence[Fault] = ()) -> Routes:
+        """The links of the job, and the ways between its devices."""
+        return Routes(machine, self.nodes, self.node_list, self.shape, tuple(faults))
+
+
+def build_placement(spec: PlacementSpec, machine: Machine, tp: int, dp: int, pp: int) -> Placement:
+    """The placement that a scenario asks for.
+
+    Args:
+        spec: What it asks.
+        machine: Where it runs.
+        tp: Tensor-parallel degree.
+        dp: Data-parallel degree.
+        pp: Pipeline stages.
+
+    Raises:
+        InputError: With everything that is wrong, and what would be right.
+    """
+    ranks, per_node = tp * dp * pp, machine.devices_per_node
+    nodes = -(-ranks // per_node)
+    problems = list(_problems(spec, machine, ranks))
+    if problems:
+        raise InputError("", problems)
+    spec = spec.with_nodes_read()
+    order, device_order = spec.order, spec.device_order
+    if device_order == tuple(range(per_node)):
+        device_order = None
+    node_list: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
+    problems = []
+    fabric = machine.fabric
+    if isinstance(spec.nodes, tuple):
+        problems += _list_problems(spec.nodes, machine, nodes)
+        node_list = spec.nodes
+    elif spec.nodes == "spread":
+        node_list, problem = _spread(machine, nodes, spec.groups)
+        problems += [problem] if problem else []
+    elif isinstance(fabric, Torus):
+        shape = spec.shape or fabric.job_shape(nodes)
+        wrong = fabric.shape_problem(shape, nodes)
+        if wrong is None:
+            node_list = tuple(fabric.job_nodes(shape).tolist())
+        elif spec.shape is not None:
+            near = ", ".join("x".join(map(str, known)) for known in fabric.nearest_shapes(nodes, shape))
+            problems.append(Problem(f"{FIELD}.shape", f"{wrong}; nearest: {near or 'none for so many nodes'}"))
+    if problems:
+        raise InputError("", problems)
+    return Placement(tp, dp, pp, per_node, order, device_order, node_list, shape)
+
+
+def _problems(spec: PlacementSpec, machine: Machine, ranks: int) -> Iterator[Problem]:
+    """What can be told before nodes are looked for."""
+    if spec.order not in ORDERS:
+        yield Problem(f"{FIELD}.order", f"unknown order {spec.order!r}{nearest(spec.order, ORDERS)}")
+    per_node, word = machine.devices_per_node, machine.device.word
+    if spec.device_order is not None and sorted(spec.device_order) != list(range(per_node)):
+        message = (
+            f"has to name each of the {per_node} {word}s of a node once, 0 to {per_node - 1}, "
+            f"but is {_shown(spec.device_order)}"
+        )
+        yield Problem(f"{FIELD}.device_order", message)
+    if ranks > machine.device_count:
+        yield Problem(
+            FIELD, f"{ranks} ranks are more than the {machine.device_count} {word}s of {machine.name}, one a rank"
+        )
+    if spec.groups is not None and spec.nodes != "spread":
+        yield Problem(f"{FIELD}.groups", "goes with nodes: spread")
+    if spec.shape is not None:
+        if not isinstance(machine.fabric, Torus):
+            yield Problem(f"{FIELD}.shape", f"is for a torus; the fabric of {machine.name} is a {machine.fabric.kind}")
+        elif spec.nodes != "contiguous" or spec.node_file:
+            yield Problem(f"{FIELD}.shape", "is for contiguous nodes; a list of nodes has no torus of its own")
+
+
+def _list_problems(listed: tuple[int, ...], machine: Machine, nodes: int) -> Iterator[Problem]:
+    """What is wrong with a list of nodes."""
+    field = f"{FIELD}.nodes"
+    outside = [node for node in listed if node >= machine.node_count]
+    if outside:
+        message = f"{machine.name} has nodes 0 to {machine.node_count - 1}, and no {_shown(outside)}"
+        yield Problem(field, message)
+    once, first = np.unique(np.array(listed, dtype=np.int64), return_index=True)
+    if len(once) < len(listed):
+        twice = sorted({listed[i] for i in range(len(listed)) if i not in set(first.tolist())})
+        yield Problem(field, f"{_shown(twice)} {'stands' if len(twice) == 1 else 'stand'} more than once")
+    if len(listed) != nodes:
+        per_node = machine.devices_per_node
+        message = (
+            f"lists {len(listed)} nodes, but the ranks fill {nodes} of {per_node} {machine.device.word}s; "
+            f"list {nodes}, or run {len(listed) * per_node} ranks"
+        )
+        yield Problem(field, message)
+
+
+def _spread(machine: Machine, nodes: int, asked: int | None) -> tuple[tuple[int, ...] | None, Problem | None]:
+    """Nodes shared out evenly among groups, in the machine's order, as a scheduler lists them."""
+    fabric = machine.fabric
+    if isinstance(fabric, Torus):
+        message = "spread goes over groups of switches, which a torus has none of; it can be contiguous, or a list"
+        return None, Problem(f"{FIELD}.nodes", message)
+    group = fabric.groups_of(np.arange(machine.node_count, dtype=np.int64))
+    ids = np.arange(machine.node_count, dtype=np.int64)[np.argsort(group, kind="stable")]
+    sizes = np.bincount(group)
+    word, words = group_words(machine)
+    count = min(asked or len(sizes), nodes)
+    if asked is not None and asked > len(sizes):
+        return None, Problem(f"{FIELD}.groups", f"{asked} is more than the {len(sizes)} {words} of {machine.name}")
+    if asked is not None and asked > nodes:
+        return None, Problem(f"{FIELD}.groups", f"{nodes} nodes cannot be spread over {asked} {words}; at most {nodes}")
+    if sizes[:count].sum() < nodes:
+        fewest = int(np.searchsorted(np.cumsum(sizes), nodes)) + 1
+        message = f"{count} {word if count == 1 else words} hold {sizes[:count].sum()} nodes, but the job has {nodes}"
+        return None, Problem(f"{FIELD}.groups", f"{message}; at least {fewest}")
+    share = _even_shares(sizes[:count], nodes)
+    starts = np.cumsum(sizes) - sizes
+    chosen = np.concatenate([ids[start : start + take] for start, take in zip(starts, share, strict=False)])
+    return tuple(chosen.tolist()), None
+
+
+def _even_shares(room: Ranks, nodes: int) -> Ranks:
+    """Nodes from each group, as even as their room allows."""
+    share = np.zeros(len(room), dtype=np.int64)
+    while (left := nodes - int(share.sum())) > 0:
+        open_groups = np.flatnonzero(share < room)
+        more = np.full(len(open_groups), left // len(open_groups))
+        more[: left % len(open_groups)] += 1
+        share[open_groups] = np.minimum(share[open_groups] + more, room[open_groups])
+    return share
+
+
+def group_words(machine: Machine) -> tuple[str, str]:
+    """What a set of nodes behind the same switches is called, one and several."""
+    fabric = machine.fabric
+    if isinstance(fabric, Dragonfly):
+        return "dragonfly group", "dragonfly groups"
+    if isinstance(fabric, FatTree):
+        return "leaf", "leaves"
+    return "switch", "switches"
+
+
+def crossings(placement: Placement, machine: Machine) -> list[str]:
+    """Which groups of ranks leave a node, and how far they reach; a sentence each.
+
+    >>> from .machine import load_machine
+    >>> crossings(Placement(tp=8, dp=6, pp=64, devices_per_node=8), load_machine("frontier"))[0]
+    'data-parallel groups span 6 nodes and 1 to 2 dragonfly groups'
+    """
+    grid = placement.grid()
+    kinds = {
+        "tensor-parallel groups": placement.tensor_groups(),
+        "data-parallel groups": grid.swapaxes(1, 2).reshape(-1, placement.dp),
+        "pipelines": placement.pipeline_groups(),
+    }
+    fabric = machine.fabric
+    sentences = []
+    for name, groups in kinds.items():
+        nodes = groups // placement.devices_per_node
+        spans = _distinct(nodes)
+        if machine.devices_per_node == 1 and groups.shape[1] == 1:
+            continue
+        if spans.max() == 1:
+            continue
+        parts = [_range(spans, "node", "nodes")]
+        if isinstance(fabric, (Dragonfly, FatTree, UserGraph)):
+            far = _distinct(fabric.groups_of(placement.node_ids)[nodes])
+            parts.append(_range(far, *group_words(machine)))
+        sentences.append(f"{name} span {' and '.join(parts)}")
+    return sentences
+
+
+def _distinct(rows: Ranks) -> Ranks:
+    """How many different numbers each row holds."""
+    ordered = np.sort(rows, axis=1)
+    distinct: Ranks = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
+    return distinct
+
+
+def _range(counts: Ranks, one: str, several: str) -> str:
+    least, most = int(counts.min()), int(counts.max())
+    shown = f"{most}" if least == most else f"{least} to {most}"
+    return f"{shown} {one if most == 1 else several}"
+
+
+def _shown(numbers: Sequence[int], most: int = 8) -> str:
+    shown = ", ".join(map(str, numbers[:most]))
+    return f"{shown} and {len(numbers) - most} more" if len(numbers) > most else shown

@@ -1,4 +1,4 @@
-"""Routes by arithmetic: which links a message between two devices takes.
+"""Routes: which links a message between two devices takes.
 
 Every link of the job has a number. The links of a node come first, node by
 node in one fixed layout, then those of the fabric:
@@ -6,10 +6,8 @@ node in one fixed layout, then those of the fabric:
 - between devices: the node's own links, one number a direction (point to
   point), or one up and one down link a device (switched);
 - one outgoing and one incoming link for each network interface (NIC);
-- the fabric: dragonfly, the outgoing and the incoming global links of a group,
-  taken as one pool each, since adaptive routing spreads traffic over minimal
-  and non-minimal paths; fat tree, the uplinks and downlinks of a leaf, pooled
-  likewise; torus, one link a direction of each axis of the job's own torus.
+- the fabric's, as `exatwin.topology.ways` numbers them: bundles and pools of a
+  dragonfly, pools of a fat tree, each link of a torus or of a user's graph.
 
 Routes come for whole arrays of messages at once, as triples (message, link,
 share): a message that spreads over several links uses a share of each.
@@ -18,161 +16,110 @@ share): a message that spreads over several links uses a share of each.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from .errors import input_error, nearest, nearest_numbers
+from .fabrics import Torus
+from .fabrics.torus import near_cube
+from .faults import Fault
+from .hops import Floats, Hops, Ints, Lanes, hops, join
 from .machine import Machine
+from .node_routes import SWITCH, NodeRoutes, node_routes, ring_orders
+from .ways import Ways, fabric_ways
+from .ways.torus import TorusWays
 
 IN_NODE, AT_NIC, IN_FABRIC = 0, 1, 2
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
-
-class Hops(NamedTuple):
-    """Which message uses which link, and how much of it: three arrays of one length."""
-
-    message: Ints
-    link: Ints
-    share: Floats
-
-
-def join(parts: list[Hops]) -> Hops:
-    """All the hops of several lists."""
-    if not parts:
-        return Hops(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
-    return Hops(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-
-
-def _hops(message: Ints, link: Ints, share: float = 1.0) -> Hops:
-    return Hops(message, link, np.full(len(message), share))
-
-
-@dataclass(frozen=True)
-class NodeRoutes:
-    """The links inside one node, and the ways between its devices.
-
-    Attributes:
-        devices: Devices of the node.
-        capacity: Bytes/s of each link of the node, in its own numbering, NICs included.
-        path: ``path[a][b]`` are the link numbers from device a to device b.
-        exit: ``exit[a]`` are the links from device a into the fabric, its NIC last.
-        entry: ``entry[a]`` are the links from the fabric to device a, its NIC first.
-        nic_out: Outgoing link of each NIC.
-        nic_in: Incoming link of each NIC.
-    """
-
-    devices: int
-    capacity: tuple[float, ...]
-    path: tuple[tuple[tuple[int, ...], ...], ...]
-    exit: tuple[tuple[int, ...], ...]
-    entry: tuple[tuple[int, ...], ...]
-    nic_out: tuple[int, ...]
-    nic_in: tuple[int, ...]
-
-
-def node_routes(machine: Machine) -> NodeRoutes:
-    """The links and the shortest ways of one node of a machine.
-
-    Between devices without a direct link the way with the fewest hops is taken,
-    and among those the one whose thinnest link is widest.
-    """
-    node = machine.node
-    count = node.devices
-    capacity: list[float] = []
-    path: list[list[tuple[int, ...]]] = [[() for _ in range(count)] for _ in range(count)]
-    if node.kind == "switched":
-        assert node.switch_bandwidth is not None
-        capacity += [node.switch_bandwidth.value] * (2 * count)  # up 2a, down 2a + 1
-        for a, b in itertools.permutations(range(count), 2):
-            path[a][b] = (2 * a, 2 * b + 1)
-    elif node.kind == "point_to_point":
-        assert node.link_bandwidth is not None
-        number: dict[tuple[int, int], int] = {}
-        for link in node.links:
-            a, b = link.between
-            for ends in ((a, b), (b, a)):
-                number[ends] = len(capacity)
-                capacity.append(link.count * node.link_bandwidth.value)
-        for a in range(count):
-            path[a] = _widest_shortest(a, count, number, capacity)
-    nics = node.nics
-    nic_out, nic_in = [], []
-    for _ in nics:
-        nic_out.append(len(capacity))
-        nic_in.append(len(capacity) + 1)
-        capacity += [node.nic_bandwidth.value] * 2
-    exits, entries = [], []
-    for a in range(count):
-        # A device uses the NIC with the shortest way to it; the lower number where two are as near.
-        nic = min(range(len(nics)), key=lambda k: (len(path[a][nics[k].device]), k))
-        beside = nics[nic].device
-        inside_out = path[a][beside] if node.kind == "point_to_point" else ()
-        inside_in = path[beside][a] if node.kind == "point_to_point" else ()
-        exits.append((*inside_out, nic_out[nic]))
-        entries.append((nic_in[nic], *inside_in))
-    return NodeRoutes(
-        devices=count,
-        capacity=tuple(capacity),
-        path=tuple(tuple(row) for row in path),
-        exit=tuple(exits),
-        entry=tuple(entries),
-        nic_out=tuple(nic_out),
-        nic_in=tuple(nic_in),
-    )
-
-
-def _widest_shortest(
-    start: int, count: int, number: dict[tuple[int, int], int], capacity: list[float]
-) -> list[tuple[int, ...]]:
-    best: dict[int, tuple[int, ...]] = {start: ()}
-    frontier = [start]
-    while frontier:
-        reached: dict[int, tuple[int, ...]] = {}
-        for here in frontier:
-            for there in range(count):
-                if (here, there) not in number or there in best:
-                    continue
-                way = (*best[here], number[here, there])
-                width = min(capacity[link] for link in way)
-                if there not in reached or width > min(capacity[link] for link in reached[there]):
-                    reached[there] = way
-        best |= reached
-        frontier = sorted(reached)
-    return [best.get(device, ()) for device in range(count)]
+__all__ = [
+    "AT_NIC",
+    "IN_FABRIC",
+    "IN_NODE",
+    "Fault",
+    "Hops",
+    "NodeRoutes",
+    "Routes",
+    "join",
+    "near_cube",
+    "node_routes",
+    "ring_orders",
+]
 
 
 @dataclass(frozen=True)
 class Routes:
-    """Links and routes of a job on the first ``nodes`` nodes it was given.
+    """Links and routes of a job.
 
     Attributes:
         machine: The machine.
         nodes: Nodes of the job.
+        node_ids: Machine node of each of them; the first ones where not said.
+        shape: The job's own torus, on a machine that is one. Where only ``node_ids`` are given, the job has none,
+            and its messages cross the machine's.
+        faults: Links that carry less, or nothing.
+        non_minimal: Share of the messages between dragonfly groups that goes by a third group; None splits
+            them so that the busiest link is as little busy as can be.
     """
 
     machine: Machine
     nodes: int
+    node_ids: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
+    faults: tuple[Fault, ...] = ()
+    non_minimal: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.non_minimal is not None and not 0 <= self.non_minimal <= 1:
+            raise input_error(f"the non-minimal share is between 0 and 1, not {self.non_minimal:g}")
+        for fault in self.faults:
+            if not 0 <= fault.factor <= 1:
+                raise input_error(f"{fault}: the factor is between 0 and 1, not {fault.factor:g}", field="perturb")
 
     @cached_property
     def node(self) -> NodeRoutes:
-        """Routes inside a node, the same for each."""
+        """Routes inside a node without faults, the same for each."""
         return node_routes(self.machine)
 
     @cached_property
-    def torus_shape(self) -> tuple[int, int, int]:
-        """The job's own three-dimensional torus, as near to a cube as its node count allows."""
-        return near_cube(self.nodes)
+    def numbers(self) -> Ints:
+        """Machine node of each node of the job."""
+        if self.node_ids is not None:
+            return np.array(self.node_ids, dtype=np.int64)
+        fabric = self.machine.fabric
+        if isinstance(fabric, Torus) and fabric.shape_problem(self._own_shape or (), self.nodes) is None:
+            return fabric.job_nodes(self._own_shape or ())
+        return np.arange(self.nodes, dtype=np.int64)
+
+    @cached_property
+    def _own_shape(self) -> tuple[int, ...] | None:
+        """The job's own torus, where it has one."""
+        fabric = self.machine.fabric
+        if self.shape is not None or not isinstance(fabric, Torus) or self.node_ids is not None:
+            return self.shape
+        return fabric.job_shape(self.nodes)
+
+    @property
+    def torus_shape(self) -> tuple[int, ...]:
+        """The job's own torus; its nodes in a row where it has none."""
+        return self._own_shape or (self.nodes, 1, 1)
+
+    @cached_property
+    def ways(self) -> Ways:
+        """Links and ways of the fabric."""
+        beyond = [fault for fault in self.faults if fault.kind == "fabric"]
+        return fabric_ways(self.machine, self.numbers, self._own_shape, beyond, self.non_minimal)
 
     @cached_property
     def capacity(self) -> Floats:
         """Bytes/s of each link, one direction."""
         inside = np.tile(np.array(self.node.capacity), self.nodes)
-        return np.concatenate([inside, self._fabric_capacity()])
+        for link, factor in self._lowered:
+            inside[link] *= factor
+        return np.concatenate([inside, self.ways.capacity])
 
     @cached_property
     def place(self) -> npt.NDArray[np.int8]:
@@ -180,34 +127,78 @@ class Routes:
         local = np.full(len(self.node.capacity), IN_NODE, dtype=np.int8)
         local[list(self.node.nic_out + self.node.nic_in)] = AT_NIC
         inside = np.tile(local, self.nodes)
-        return np.concatenate([inside, np.full(len(self.capacity) - len(inside), IN_FABRIC, dtype=np.int8)])
+        return np.concatenate([inside, np.full(len(self.ways.capacity), IN_FABRIC, dtype=np.int8)])
 
-    def _fabric_capacity(self) -> Floats:
-        fabric = self.machine.fabric
-        if fabric.kind == "dragonfly":
-            return np.full(2 * self._pools, fabric.global_bytes_per_s())
-        if fabric.kind == "fat_tree":
-            down = fabric.nodes_per_leaf.value * self.machine.node.injection_bytes_per_s
-            return np.full(2 * self._pools, down / fabric.oversubscription.value)
-        if fabric.kind == "torus":
-            return np.full(6 * self.nodes, fabric.link_bandwidth.value)
-        raise AssertionError(f"fabric kind {fabric.kind!r} has no routes")
+    def name(self, link: int) -> str:
+        """A link as people call it, nodes by the machine's numbers.
 
-    @cached_property
-    def _pool_nodes(self) -> int:
-        """Nodes behind one pool of fabric links: a dragonfly group, a leaf."""
-        fabric = self.machine.fabric
-        if fabric.kind == "dragonfly":
-            return fabric.group_nodes.value
-        if fabric.kind == "fat_tree":
-            return fabric.nodes_per_leaf.value
-        return max(self.nodes, 1)
+        >>> from .machine import load_machine
+        >>> routes = Routes(load_machine("frontier"), nodes=2)
+        >>> routes.name(0), routes.name(25), routes.name(64 + 5)
+        ('node 0 GCD 0 -> GCD 1', 'node 0 hsn0 in', 'group 0 -> group 5')
+        """
+        if not 0 <= link < len(self.capacity):
+            raise input_error(f"there is no link {link}; the job has 0 to {len(self.capacity) - 1}")
+        node, local = divmod(link, len(self.node.capacity))
+        if node < self.nodes:
+            return f"node {self.numbers[node]} {self.node.names[local]}"
+        return self.ways.name(link - self.nodes * len(self.node.capacity))
 
     @cached_property
-    def _pools(self) -> int:
-        return -(-self.nodes // self._pool_nodes)
+    def _lowered(self) -> list[tuple[int, float]]:
+        """Links of nodes that carry less, with what is left of them."""
+        return [found for fault in self.faults if fault.kind != "fabric" for found in self._links_of(fault)]
 
-    def route(self, source: Ints, target: Ints, *, spread: bool = False) -> Hops:
+    def _links_of(self, fault: Fault) -> Iterator[tuple[int, float]]:
+        nodes = np.flatnonzero(self.numbers == fault.node) if fault.node is not None else np.empty(0, np.int64)
+        if not len(nodes):
+            near = nearest_numbers(fault.node or 0, self.numbers.tolist(), 5)
+            raise input_error(
+                f"{fault} is not there: the job has no node {fault.node}; nearest: {near}", field="perturb"
+            )
+        local = self._nic_links(fault) if fault.kind == "nic" else self._device_links(fault)
+        for link in local:
+            yield int(nodes[0]) * len(self.node.capacity) + link, fault.factor
+
+    def _nic_links(self, fault: Fault) -> tuple[int, ...]:
+        names = [nic.name for nic in self.machine.node.nics]
+        if fault.name not in names:
+            known = nearest(str(fault.name), names)
+            raise input_error(f"{fault} is not there: a node has no nic {fault.name}{known}", field="perturb")
+        number = names.index(fault.name)
+        return self.node.nic_out[number], self.node.nic_in[number]
+
+    def _device_links(self, fault: Fault) -> tuple[int, ...]:
+        ends = tuple(SWITCH if end == "switch" else end for end in fault.ends or ())
+        joined = self.node.between
+        pair = ends if len(ends) == 2 else (None, None)
+        if pair not in joined:
+            named = {-1: "switch"}
+            beside = [str(named.get(b, b)) for a, b in joined if a in ends]
+            shown = f"; device {ends[0]} is joined to {', '.join(beside)}" if beside else ""
+            raise input_error(f"{fault} is not there{shown}", field="perturb")
+        a, b = pair
+        assert isinstance(a, int) and isinstance(b, int)
+        return joined[a, b], joined[b, a]
+
+    @cached_property
+    def _variants(self) -> tuple[list[NodeRoutes], Ints]:
+        """Routes inside nodes: first those of whole nodes, then of each with failed links; and which a node has."""
+        width = len(self.node.capacity)
+        failed: dict[int, set[int]] = {}
+        left: dict[int, float] = {}
+        for link, factor in self._lowered:
+            left[link] = left.get(link, 1.0) * factor
+            if left[link] <= 0:
+                failed.setdefault(link // width, set()).add(link % width)
+        kinds = [self.node]
+        of = np.zeros(self.nodes, dtype=np.int64)
+        for node, links in sorted(failed.items()):
+            of[node] = len(kinds)
+            kinds.append(node_routes(self.machine, frozenset(links)))
+        return kinds, of
+
+    def route(self, source: Ints, target: Ints, *, spread: bool = False, together: Ints | None = None) -> Hops:
         """Links of messages between devices.
 
         Args:
@@ -215,160 +206,154 @@ class Routes:
             target: Device of each receiver, same shape.
             spread: Whether a message that leaves its node spreads over all NICs,
                 as the channels of a ring with several members a node do.
+            together: Number of the set of messages that each one is under way with; adaptive routing
+                balances the links within each set. All of them where not said.
 
         Returns:
             One triple a message and link.
+
+        Raises:
+            InputError: If links that have failed leave no way.
         """
         per_node = self.node.devices
         width = len(self.node.capacity)
         source_node, source_local = source // per_node, source % per_node
         target_node, target_local = target // per_node, target % per_node
         index = np.arange(len(source), dtype=np.int64)
+        kinds, of = self._variants
         parts: list[Hops] = []
         inside = (source_node == target_node) & (source_local != target_local)
-        for a, b in itertools.permutations(range(per_node), 2) if inside.any() else ():
-            chosen = index[inside & (source_local == a) & (target_local == b)]
-            if len(chosen):
-                parts += [_hops(chosen, source_node[chosen] * width + link) for link in self.node.path[a][b]]
-        across = source_node != target_node
-        if across.any():
-            parts += self._leave(index[across], source_node, source_local, target_node, target_local, spread)
-            parts += self._cross(index[across], source_node, target_node)
+        for number, kind in enumerate(kinds) if inside.any() else ():
+            here = inside & (of[source_node] == number) if len(kinds) > 1 else inside
+            pairs = source_local * per_node + target_local
+            for pair in np.unique(pairs[here]).tolist():
+                chosen = index[here & (pairs == pair)]
+                a, b = divmod(pair, per_node)
+                if not kind.path[a][b]:
+                    self._no_way(source_node[chosen[0]], f"from device {a} to device {b}")
+                parts += [hops(chosen, source_node[chosen] * width + link) for link in kind.path[a][b]]
+        across = index[source_node != target_node]
+        if len(across):
+            lanes = self._lanes(across, source_node, source_local, target_node, target_local, spread)
+            ports = self._ports(lanes, source_node, target_node)
+            parts += ports
+            if not spread:
+                parts += self._to_ports(across, source_node, source_local, target_node, target_local)
+            sets = np.zeros(len(source), dtype=np.int64) if together is None else together
+            floor_s = self._floor_s(join(ports), sets)
+            beyond = self.ways.cross(across, source_node, target_node, lanes, sets, floor_s)
+            parts.append(Hops(beyond.message, beyond.link + self.nodes * width, beyond.share))
         return join(parts)
 
-    def _leave(
-        self, messages: Ints, source_node: Ints, source_local: Ints, target_node: Ints, target_local: Ints, spread: bool
-    ) -> list[Hops]:
-        node = self.node
-        width = len(node.capacity)
-        parts: list[Hops] = []
-        if self.machine.fabric.kind == "torus" and self.machine.node.kind == "single":
-            # One message uses one interface; neighbours in different directions use different ones.
-            direction = self._first_direction(source_node[messages], target_node[messages])
-            lane = direction % len(node.nic_out)
-            parts.append(_hops(messages, source_node[messages] * width + np.array(node.nic_out)[lane]))
-            parts.append(_hops(messages, target_node[messages] * width + np.array(node.nic_in)[lane]))
-            return parts
-        if spread:
-            share = 1.0 / len(node.nic_out)
-            for out, into in zip(node.nic_out, node.nic_in, strict=True):
-                parts.append(_hops(messages, source_node[messages] * width + out, share))
-                parts.append(_hops(messages, target_node[messages] * width + into, share))
-            return parts
-        for local in range(node.devices):
-            leaving = messages[source_local[messages] == local]
-            parts += [_hops(leaving, source_node[leaving] * width + link) for link in node.exit[local]]
-            arriving = messages[target_local[messages] == local]
-            parts += [_hops(arriving, target_node[arriving] * width + link) for link in node.entry[local]]
-        return parts
+    def _no_way(self, node: int, what: str) -> None:
+        raise input_error(f"node {self.numbers[node]} has no way {what}: its links have failed", field="perturb")
 
-    def _cross(self, messages: Ints, source_node: Ints, target_node: Ints) -> list[Hops]:
-        base = self.nodes * len(self.node.capacity)
-        if self.machine.fabric.kind == "torus":
-            return self._torus_hops(messages, source_node, target_node, base)
-        source_pool = source_node[messages] // self._pool_nodes
-        target_pool = target_node[messages] // self._pool_nodes
-        far = source_pool != target_pool
+    def _lanes(
+        self, messages: Ints, source_node: Ints, source_local: Ints, target_node: Ints, target_local: Ints, spread: bool
+    ) -> Lanes:
+        """The ports that messages use at both ends."""
+        kinds, of = self._variants
+        if isinstance(self.ways, TorusWays) and self.machine.node.kind == "single":
+            # One message uses one interface; neighbours in different directions use different ones.
+            direction = self.ways.first_direction(source_node[messages], target_node[messages])
+            out, into = (
+                self._turned(direction % self.machine.node.nic_count, nodes[messages])
+                for nodes in (source_node, target_node)
+            )
+            return Lanes(messages, out, into, np.ones(len(messages)))
+        if not spread:
+            ports = np.array([kind.exit_nic for kind in kinds], dtype=np.int64)
+            out = ports[of[source_node[messages]], source_local[messages]]
+            into = ports[of[target_node[messages]], target_local[messages]]
+            for nodes, nics in ((source_node, out), (target_node, into)):
+                if (nics < 0).any():
+                    self._no_way(nodes[messages][nics < 0][0], "out: no NIC is left")
+            return Lanes(messages, out, into, np.ones(len(messages)))
+        parts = []
+        for a, b in itertools.product(range(len(kinds)), repeat=2):
+            chosen = messages[(of[source_node[messages]] == a) & (of[target_node[messages]] == b)]
+            if not len(chosen):
+                continue
+            for nodes, kind in ((source_node, kinds[a]), (target_node, kinds[b])):
+                if not kind.nics:
+                    self._no_way(nodes[chosen[0]], "out: no NIC is left")
+            for out_nic, in_nic, share in _rails(kinds[a].nics, kinds[b].nics):
+                full = np.full(len(chosen), out_nic), np.full(len(chosen), in_nic)
+                parts.append(Lanes(chosen, *full, np.full(len(chosen), share)))
+        return Lanes(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+    def _turned(self, nic: Ints, node: Ints) -> Ints:
+        """The ports meant, or the next ones that work."""
+        kinds, of = self._variants
+        if len(kinds) == 1:
+            return nic
+        count = self.machine.node.nic_count
+        table = np.zeros((len(kinds), count), dtype=np.int64)
+        for number, kind in enumerate(kinds):
+            for meant in range(count):
+                table[number, meant] = min(kind.nics, key=lambda k: (k - meant) % count, default=-1)
+        turned: Ints = table[of[node], nic]
+        if (turned < 0).any():
+            self._no_way(int(node[turned < 0][0]), "out: no NIC is left")
+        return turned
+
+    def _ports(self, lanes: Lanes, source_node: Ints, target_node: Ints) -> list[Hops]:
+        """Hops through the ports themselves."""
+        width = len(self.node.capacity)
+        out, into = np.array(self.node.nic_out), np.array(self.node.nic_in)
         return [
-            _hops(messages[far], base + 2 * source_pool[far]),
-            _hops(messages[far], base + 2 * target_pool[far] + 1),
+            hops(lanes.message, source_node[lanes.message] * width + out[lanes.out_nic], lanes.share),
+            hops(lanes.message, target_node[lanes.message] * width + into[lanes.in_nic], lanes.share),
         ]
 
-    def _coordinates(self, node: Ints) -> list[Ints]:
-        x, y, _ = self.torus_shape
-        return [node % x, node // x % y, node // (x * y)]
+    def _to_ports(
+        self, messages: Ints, source_node: Ints, source_local: Ints, target_node: Ints, target_local: Ints
+    ) -> Iterator[Hops]:
+        """Hops inside nodes, from a device to the one its port hangs on, and likewise at the other end."""
+        kinds, of = self._variants
+        width = len(self.node.capacity)
+        for nodes, locals_, leaving in ((source_node, source_local, True), (target_node, target_local, False)):
+            for number, kind in enumerate(kinds):
+                for local in range(kind.devices):
+                    links = kind.exit[local][:-1] if leaving else kind.entry[local][1:]
+                    if not links:
+                        continue
+                    at = (locals_[messages] == local) & (of[nodes[messages]] == number)
+                    chosen = messages[at]
+                    for link in links:
+                        yield hops(chosen, nodes[chosen] * width + link)
 
-    def _first_direction(self, source_node: Ints, target_node: Ints) -> Ints:
-        """Number 0..5 of the direction a dimension-ordered route takes first."""
-        direction = np.zeros(len(source_node), dtype=np.int64)
-        undecided = np.ones(len(source_node), dtype=bool)
-        ends = zip(self._coordinates(source_node), self._coordinates(target_node), self.torus_shape, strict=True)
-        for axis, (here, there, extent) in enumerate(ends):
-            steps = (there - here) % extent
-            moves = undecided & (steps != 0)
-            direction[moves] = 2 * axis + np.where(steps <= extent - steps, 0, 1)[moves]
-            undecided &= ~moves
-        return direction
-
-    def _torus_hops(self, messages: Ints, source_node: Ints, target_node: Ints, base: int) -> list[Hops]:
-        """Dimension order, the shorter way round each ring."""
-        shape = self.torus_shape
-        stride = (1, shape[0], shape[0] * shape[1])
-        here = self._coordinates(source_node[messages])
-        there = self._coordinates(target_node[messages])
-        parts: list[Hops] = []
-        for axis, extent in enumerate(shape):
-            steps = (there[axis] - here[axis]) % extent
-            forward = steps <= extent - steps
-            left = np.where(forward, steps, extent - steps)
-            while (left > 0).any():
-                moving = left > 0
-                node = sum(c * s for c, s in zip(here, stride, strict=True))
-                number = base + 6 * node + 2 * axis + np.where(forward, 0, 1)
-                parts.append(_hops(messages[moving], number[moving]))
-                here[axis] = np.where(moving, (here[axis] + np.where(forward, 1, -1)) % extent, here[axis])
-                left = left - 1
-        return parts
+    def _floor_s(self, ports: Hops, sets: Ints) -> Floats:
+        """Seconds a byte of the busiest port, for each set: adaptive routing cannot do better."""
+        count = int(sets.max(initial=0)) + 1
+        if self.machine.fabric.kind != "dragonfly" or self.non_minimal is not None:
+            return np.zeros(count)
+        links = len(self.capacity)
+        if count == 1:
+            return np.array([(np.bincount(ports.link, ports.share, links) / np.maximum(self.capacity, 1e-300)).max()])
+        key, place = np.unique(sets[ports.message] * links + ports.link, return_inverse=True)
+        level = np.bincount(place, ports.share) / np.maximum(self.capacity[key % links], 1e-300)
+        worst = np.zeros(count)
+        np.maximum.at(worst, key // links, level)
+        return worst
 
     def fabric_hops(self, source: Ints, target: Ints) -> Ints:
-        """Switch-to-switch or node-to-node hops of each message; 0 inside a node."""
+        """Switch-to-switch or node-to-node hops of each message; 0 inside a node or below one switch.
+
+        >>> from .machine import load_machine
+        >>> Routes(load_machine("frontier"), nodes=200).fabric_hops(np.zeros(3, int), np.array([4, 800, 1500])).tolist()
+        [0, 1, 3]
+        """
         per_node = self.node.devices
         a, b = source // per_node, target // per_node
-        if self.machine.fabric.kind == "torus":
-            hops = np.zeros(len(a), dtype=np.int64)
-            for here, there, extent in zip(
-                self._coordinates(a), self._coordinates(b), self.torus_shape, strict=True
-            ):
-                steps = (there - here) % extent
-                hops += np.minimum(steps, extent - steps)
-            return hops
-        far = a // self._pool_nodes != b // self._pool_nodes
-        return np.where(a == b, 0, np.where(far, 3, 1))
+        ports = np.maximum(np.array(self.node.exit_nic, dtype=np.int64), 0)
+        return self.ways.distance(a, b, ports[source % per_node], ports[target % per_node])
 
 
-def near_cube(nodes: int) -> tuple[int, int, int]:
-    """Three factors of a node count, as equal as can be, largest first.
-
-    >>> near_cube(6144)
-    (24, 16, 16)
-    """
-    best = (nodes, 1, 1)
-    for z in range(1, round(nodes ** (1 / 3)) + 2):
-        if nodes % z:
-            continue
-        rest = nodes // z
-        for y in range(z, int(rest**0.5) + 1):
-            if rest % y == 0 and rest // y < best[0]:
-                best = (rest // y, y, z)
-    return best
-
-
-def ring_orders(machine: Machine, devices: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The rings that a collective library runs over devices of one node.
-
-    The machine's documented rings where the group is the whole node, otherwise the
-    order whose thinnest direct link is widest; each is run both ways round.
-
-    Args:
-        machine: The machine.
-        devices: Local device numbers of the group, at least two.
-
-    >>> from .machine import load_machine
-    >>> ring_orders(load_machine("frontier"), (0, 1, 2, 3))
-    ((0, 1, 3, 2),)
-    """
-    node = machine.node
-    whole = tuple(range(machine.devices_per_node))
-    if node.kind != "point_to_point" or len(devices) <= 2:
-        return (devices,)
-    if tuple(sorted(devices)) == whole and node.rings:
-        return tuple(ring.order for ring in node.rings)
-    routes = node_routes(machine)
-
-    def narrowest(order: tuple[int, ...]) -> tuple[float, int]:
-        ways = [routes.path[a][b] for a, b in itertools.pairwise((*order, order[0]))]
-        return min(routes.capacity[link] / len(way) for way in ways for link in way), -sum(map(len, ways))
-
-    first, *rest = devices
-    orders = [(first, *order) for order in itertools.permutations(rest) if order[0] <= order[-1]]
-    return (max(orders, key=narrowest),)
+def _rails(out: tuple[int, ...], into: tuple[int, ...]) -> Iterator[tuple[int, int, float]]:
+    """How a spread message goes from ports to ports: each to its like, or to all where that one has failed."""
+    for nic in out:
+        if nic in into:
+            yield nic, nic, 1.0 / len(out)
+        else:
+            yield from ((nic, other, 1.0 / len(out) / len(into)) for other in into)

@@ -208,7 +208,11 @@ def test_the_schema_has_readable_names_and_accepts_every_bundled_machine():
         ("node.rings.0.value", [], "node.rings.0.value: is no order of devices 0 to 7, each once"),
         ("node.rings.0.value", [0, 1, 2, 3, 4, 5, 6, 7], "node.rings.0.value: has no link for 1-2, 3-4, 5-6, 7-0"),
         ("node.numa.value", [[0, 1], [2, 3]], "node.numa.value: has to hold each of devices 0 to 7 once"),
-        ("fabric.kind", "star", "fabric.kind: has to be one of 'dragonfly', 'fat_tree', 'torus', but it is 'star'"),
+        (
+            "fabric.kind",
+            "star",
+            "fabric.kind: has to be one of 'dragonfly', 'fat_tree', 'torus', 'graph', but it is 'star'",
+        ),
         ("fabric.kind", ..., "fabric.kind: is needed and missing"),
         ("fabric.group", 1, "fabric.group: unknown key; did you mean groups?"),
         (

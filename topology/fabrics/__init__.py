@@ -9,9 +9,10 @@ from pydantic import Field
 from .dragonfly import Dragonfly
 from .fat_tree import FatTree
 from .torus import Torus
+from .user_graph import UserGraph
 
-FABRICS = {"dragonfly": Dragonfly, "fat_tree": FatTree, "torus": Torus}
+FABRICS = {"dragonfly": Dragonfly, "fat_tree": FatTree, "torus": Torus, "graph": UserGraph}
 
-Fabric = Annotated[Dragonfly | FatTree | Torus, Field(discriminator="kind")]
+Fabric = Annotated[Dragonfly | FatTree | Torus | UserGraph, Field(discriminator="kind")]
 
-__all__ = ["FABRICS", "Dragonfly", "Fabric", "FatTree", "Torus"]
+__all__ = ["FABRICS", "Dragonfly", "Fabric", "FatTree", "Torus", "UserGraph"]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from ..errors import Problem, input_error
 from ..facts import BandwidthFact, CountFact, Entry
 
@@ -22,6 +25,7 @@ class Dragonfly(Entry):
         endpoints_per_switch: Switch ports that a NIC can be plugged into.
         links_per_group_pair: Links between any two groups.
         link_bandwidth: One link, one direction.
+        switches_per_node: Switches that the ports of a node are shared among; 1 where not said.
     """
 
     kind: Literal["dragonfly"]
@@ -31,6 +35,7 @@ class Dragonfly(Entry):
     endpoints_per_switch: CountFact
     links_per_group_pair: CountFact
     link_bandwidth: BandwidthFact
+    switches_per_node: CountFact | None = None
 
     @property
     def link_bandwidth_bytes_per_s(self) -> float:
@@ -45,6 +50,24 @@ class Dragonfly(Entry):
     def group_of(self, node: int) -> int:
         """The group a node stands in, nodes counted group by group."""
         return min(node // self.group_nodes.value, self.groups.value - 1)
+
+    def groups_of(self, nodes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The groups that nodes stand in."""
+        return np.minimum(nodes // self.group_nodes.value, self.groups.value - 1)
+
+    def switches_of(
+        self, nodes: npt.NDArray[np.int64], nics: npt.NDArray[np.int64], nics_per_node: int
+    ) -> npt.NDArray[np.int64]:
+        """The switch, within its group, that a node's port is plugged into.
+
+        Ports fill the switches in turn. Where a node's ports are shared among several switches,
+        as many switches are filled side by side.
+        """
+        place = nodes - self.groups_of(nodes) * self.group_nodes.value
+        beside = self.switches_per_node.value if self.switches_per_node else 1
+        ports = nics_per_node // beside  # of a node, on each of its switches
+        block = place // max(self.endpoints_per_switch.value // max(ports, 1), 1)
+        return (block * beside + np.minimum(nics // max(ports, 1), beside - 1)) % self.switches_per_group.value
 
     def gateway(self, group: int, peer: int, link: int) -> int:
         """The switch of a group that holds one of its links to another group.
@@ -64,10 +87,20 @@ class Dragonfly(Entry):
         peers = (groups or self.groups.value) - 1
         return peers * self.links_per_group_pair.value * self.link_bandwidth_bytes_per_s
 
+    def pair_bytes_per_s(self) -> float:
+        """What one group can send to one other over the links between them, one direction."""
+        return self.links_per_group_pair.value * self.link_bandwidth_bytes_per_s
+
+    def local_bytes_per_s(self) -> float:
+        """All links between the switches of a group, one direction each way."""
+        switches = self.switches_per_group.value
+        return switches * (switches - 1) * self.link_bandwidth_bytes_per_s
+
     def summary(self) -> dict[str, float | int | str]:
         """The sizes and bandwidths that describe the fabric."""
         groups, switches = self.groups.value, self.switches_per_group.value
         injection, outgoing = self.injection_bytes_per_s(), self.global_bytes_per_s()
+        held = (groups - 1) * self.links_per_group_pair.value
         return {
             "kind": self.kind,
             "groups": groups,
@@ -75,11 +108,16 @@ class Dragonfly(Entry):
             "switches": groups * switches,
             "endpoint_ports_per_switch": self.endpoints_per_switch.value,
             "in_group_ports_per_switch": self.in_group_ports,
+            "global_ports_per_switch": -(-held // switches),
+            "ports_per_switch": self.endpoints_per_switch.value + self.in_group_ports - (-held // switches),
             "links_per_group_pair": self.links_per_group_pair.value,
             "link_bytes_per_s": self.link_bandwidth_bytes_per_s,
             "injection_bytes_per_s_per_group": injection,
             "global_bytes_per_s_per_group": outgoing,
+            "group_pair_bytes_per_s": self.pair_bytes_per_s() if groups > 1 else 0.0,
+            "bisection_bytes_per_s": (groups // 2) * (groups - groups // 2) * self.pair_bytes_per_s(),
             "taper": injection / outgoing if outgoing else 0.0,
+            "diameter_hops": min(switches - 1, 1) if groups == 1 else 1 + 2 * min(switches - 1, 1),
         }
 
     def problems(self, nodes: int, nics_per_node: int) -> list[Problem]:
@@ -94,6 +132,10 @@ class Dragonfly(Entry):
                 f"{nodes} nodes in groups of {per_group} leave some of {self.groups.value} groups empty; use {fewest}"
             )
             problems.append(Problem("fabric.groups.value", message))
+        beside = self.switches_per_node.value if self.switches_per_node else 1
+        if nics_per_node % beside:
+            message = f"{beside} switches do not share the {nics_per_node} NICs of a node evenly"
+            problems.append(Problem("fabric.switches_per_node.value", message))
         most = max(per_group, last_group)
         if most * nics_per_node > ports:
             message = (
