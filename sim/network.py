@@ -42,31 +42,54 @@ def max_min_rates(coflows: Sequence[Weights], capacity: Mapping[int, float] | Se
     >>> max_min_rates([{0: 1.0, 1: 1.0}, {0: 1.0}, {1: 1.0}], [1.0, 2.0])
     [0.5, 0.5, 1.5]
     """
-    rates = [math.inf] * len(coflows)
-    open_coflows = {i for i, weights in enumerate(coflows) if weights}
-    users: dict[int, list[int]] = {}
-    load: dict[int, float] = {}
-    left: dict[int, float] = {}
-    for i in sorted(open_coflows):
-        for link, weight in coflows[i].items():
-            users.setdefault(link, []).append(i)
-            load[link] = load.get(link, 0.0) + weight
-            left[link] = float(capacity[link])
-    while open_coflows:
-        fullest = min(users, key=lambda link: (left[link] / load[link], link))
-        rate = left[fullest] / load[fullest]
-        for i in users[fullest]:
-            if i not in open_coflows:
-                continue
-            open_coflows.discard(i)
-            rates[i] = rate
-            for link, weight in coflows[i].items():
-                left[link] = max(left[link] - rate * weight, 0.0)
-                load[link] -= weight
-        for link in [link for link in users if not any(i in open_coflows for i in users[link])]:
-            del users[link]
-        for link, crossing in users.items():
-            load[link] = sum(coflows[i][link] for i in crossing if i in open_coflows)
+    number = {link: i for i, link in enumerate(dict.fromkeys(link for weights in coflows for link in weights))}
+    flow = [i for i, weights in enumerate(coflows) for _ in weights]
+    link = [number[link] for weights in coflows for link in weights]
+    weight = [value for weights in coflows for value in weights.values()]
+    limits = np.array([float(capacity[link]) for link in number])
+    rates = fair_rates(len(coflows), np.array(flow, np.int64), np.array(link, np.int64), np.array(weight), limits)
+    return [float(rate) for rate in rates]
+
+
+def fair_rates(flows: int, flow: Ints, link: Ints, weight: Floats, capacity: Floats) -> Floats:
+    """The same over arrays: one entry of ``flow``, ``link`` and ``weight`` for each use of a link, ordered by flow.
+
+    In each round every link that is the tightest of all links of all its flows is filled:
+    those flows cannot be helped by anything else, so many links are settled at once and the
+    result is that of filling the tightest link of all, one after another.
+
+    Args:
+        flows: How many there are.
+        flow: Flow of each use, ascending.
+        link: Link of each use, from 0 without gaps.
+        weight: How much of the link's capacity the flow takes for each byte/s of its rate.
+        capacity: Bytes/s of each link.
+    """
+    rates = np.full(flows, math.inf)
+    left = capacity.astype(float)
+    by_link = np.argsort(link, kind="stable")
+    while len(flow):
+        links = len(left)
+        load = np.bincount(link, weight, minlength=links)
+        fair = np.divide(left, load, out=np.full(links, math.inf), where=load > 0)
+        opens = np.flatnonzero(np.concatenate([[True], flow[1:] != flow[:-1]]))
+        least = np.minimum.reduceat(fair[link], opens)  # of each flow over its links
+        of_use = np.repeat(least, np.diff(np.append(opens, len(flow))))
+        sorted_link = link[by_link]
+        link_opens = np.flatnonzero(np.concatenate([[True], sorted_link[1:] != sorted_link[:-1]]))
+        tightest = np.full(links, math.inf)
+        tightest[sorted_link[link_opens]] = np.minimum.reduceat(of_use[by_link], link_opens)
+        full = tightest >= fair
+        stops = np.zeros(flows, dtype=bool)
+        stops[flow[full[link]]] = True
+        stopped = stops[flow[opens]]
+        rates[flow[opens][stopped]] = least[stopped]
+        done = stops[flow]
+        left = np.maximum(left - np.bincount(link[done], weight[done] * of_use[done], minlength=links), 0.0)
+        keep = ~done
+        position = np.cumsum(keep) - 1
+        by_link = position[by_link[keep[by_link]]]
+        flow, link, weight = flow[keep], link[keep], weight[keep]
     return rates
 
 
@@ -102,10 +125,16 @@ def traffic_classes(classes: int, class_of: Ints, link: Ints, weight: Floats, ca
     """
     if len(link) == 0:
         return TrafficClasses(({},) * classes, (), (math.inf,) * classes, 0)
-    pair, position = np.unique(link * classes + class_of, return_inverse=True)
-    total = np.bincount(position, weights=weight)
+    # The uses come in long ordered runs, which a merging sort joins quickly.
+    key_of_use = link * classes + class_of
+    order = np.argsort(key_of_use, kind="stable")
+    ordered = key_of_use[order]
+    opens = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    pair = ordered[opens]
+    total = np.add.reduceat(weight[order], opens)
     pair_link, pair_class = pair // classes, pair % classes
-    links, first = np.unique(pair_link, return_index=True)
+    first = np.flatnonzero(np.concatenate([[True], pair_link[1:] != pair_link[:-1]]))
+    links = pair_link[first]
     # A link's pattern: its classes and weights, hashed with one fixed random number a class, so that equal ones meet.
     key = np.random.default_rng(20231).integers(1, 2**62, size=classes, dtype=np.uint64)
     term = key[pair_class] * np.round(total * 2**20).astype(np.uint64)
@@ -157,6 +186,11 @@ class Network:
         self._active: dict[int, _Transfer] = {}
         self._on_row: dict[int, set[int]] = {}
         self._memo: dict[tuple[int, ...], tuple[float, ...]] = {}
+        self._capacity = np.array(classes.capacity)
+        self._rows = [
+            (np.fromiter(rows, np.int64, len(rows)), np.fromiter(rows.values(), float, len(rows)))
+            for rows in classes.weights
+        ]
         self._next_id = 0
         self.solves = 0
         self.busy_s = [0.0] * len(classes.weights)
@@ -198,14 +232,20 @@ class Network:
         kinds = tuple(self._active[number].kind for number in members)
         if kinds not in self._memo:
             self.solves += 1
-            weights = self._classes.weights
-            coflows = [{**weights[kind], -1 - i: 1.0} for i, kind in enumerate(kinds)]
-            # A link of its own for each coflow, as thin as its solo rate, stands for the rows that were dropped.
-            capacity = dict(enumerate(self._classes.capacity))
-            capacity.update({-1 - i: self._classes.solo[kind] for i, kind in enumerate(kinds)})
-            self._memo[kinds] = tuple(max_min_rates(coflows, capacity))
+            self._memo[kinds] = self._solve(kinds)
         for number, rate in zip(members, self._memo[kinds], strict=True):
             self._set_rate(number, rate)
+
+    def _solve(self, kinds: tuple[int, ...]) -> tuple[float, ...]:
+        rows = [self._rows[kind] for kind in kinds]
+        flow = np.repeat(np.arange(len(kinds)), [len(numbers) + 1 for numbers, _ in rows])
+        # A link of its own for each coflow, as thin as its solo rate, stands for the rows that were dropped.
+        count = len(self._capacity)
+        link = np.concatenate([np.append(numbers, count + i) for i, (numbers, _) in enumerate(rows)])
+        weight = np.concatenate([np.append(weights, 1.0) for _, weights in rows])
+        used, link = np.unique(link, return_inverse=True)
+        limits = np.concatenate([self._capacity, [self._classes.solo[kind] for kind in kinds]])[used]
+        return tuple(fair_rates(len(kinds), flow, link, weight, limits).tolist())
 
     def _set_rate(self, number: int, rate: float) -> None:
         transfer = self._active[number]

@@ -108,8 +108,8 @@ def build_traffic(scenario: Scenario, calibration: Calibration) -> Traffic:
         classes=_classes(3 * pp - 1, parts, routes, figures),
         stages=pp,
         message_latency_s=tuple(latency),
-        data_ring=_ring_latency(grid[0].T, per_node, figures),
-        embedding_ring=_ring_latency(grid[[0, -1], 0, :1].T, per_node, figures),
+        data_ring=_ring_latency(np.swapaxes(grid, 1, 2).reshape(-1, placement.dp), per_node, figures),
+        embedding_ring=_ring_latency(grid[[0, -1]].reshape(2, -1).T, per_node, figures),
         tensor_rate=_tensor_rate(placement, routes, figures),
         tensor_ring=_ring_latency(placement.tensor_groups(), per_node, figures),
     )
@@ -150,11 +150,9 @@ def ring_hops(routes: Routes, groups: Ints) -> Hops:
     outside = index[~inside]
     if len(outside):
         shared = len(np.unique(nodes[outside[0]])) < groups.shape[1]
-        for member in range(groups.shape[1]):
-            source = groups[outside, member]
-            target = groups[outside, (member + 1) % groups.shape[1]]
-            hops = routes.route(source, target, spread=shared)
-            parts.append(Hops(outside[hops.message], hops.link, hops.share))
+        members = groups[outside]
+        hops = routes.route(members.reshape(-1), np.roll(members, -1, axis=1).reshape(-1), spread=shared)
+        parts.append(Hops(outside[hops.message // groups.shape[1]], hops.link, hops.share))
     return join(parts)
 
 
@@ -189,13 +187,14 @@ def _tensor_rate(placement: Placement, routes: Routes, figures: NetworkFigures) 
 
 
 def _ring_latency(groups: Ints, per_node: int, figures: NetworkFigures) -> RingLatency:
-    nodes = max(len(np.unique(group // per_node)) for group in groups[:64])
+    nodes = np.sort(groups // per_node, axis=1)
+    most = int((np.diff(nodes, axis=1) != 0).sum(axis=1).max()) + 1  # nodes of the ring that spans most
     return RingLatency(
         base_s=figures.base.value,
         inside_s=figures.node_hop.value,
         across_s=figures.fabric_hop.value,
         ranks=groups.shape[1],
-        nodes=nodes,
+        nodes=most,
     )
 
 

@@ -203,9 +203,15 @@ class Routes:
             return fabric.nodes_per_leaf.value
         return max(self.nodes, 1)
 
+    def _pool(self, node: Ints) -> Ints:
+        """The group or leaf of each node; a dragonfly's last group takes the nodes that are left over."""
+        fabric = self.machine.fabric
+        pool = node // self._pool_nodes
+        return np.minimum(pool, fabric.groups.value - 1) if fabric.kind == "dragonfly" else pool
+
     @cached_property
     def _pools(self) -> int:
-        return -(-self.nodes // self._pool_nodes)
+        return int(self._pool(np.array([max(self.nodes - 1, 0)]))[0]) + 1
 
     def route(self, source: Ints, target: Ints, *, spread: bool = False) -> Hops:
         """Links of messages between devices.
@@ -266,8 +272,7 @@ class Routes:
         base = self.nodes * len(self.node.capacity)
         if self.machine.fabric.kind == "torus":
             return self._torus_hops(messages, source_node, target_node, base)
-        source_pool = source_node[messages] // self._pool_nodes
-        target_pool = target_node[messages] // self._pool_nodes
+        source_pool, target_pool = self._pool(source_node[messages]), self._pool(target_node[messages])
         far = source_pool != target_pool
         return [
             _hops(messages[far], base + 2 * source_pool[far]),
@@ -322,7 +327,7 @@ class Routes:
                 steps = (there - here) % extent
                 hops += np.minimum(steps, extent - steps)
             return hops
-        far = a // self._pool_nodes != b // self._pool_nodes
+        far = self._pool(a) != self._pool(b)
         return np.where(a == b, 0, np.where(far, 3, 1))
 
 
@@ -338,8 +343,8 @@ def near_cube(nodes: int) -> tuple[int, int, int]:
             continue
         rest = nodes // z
         for y in range(z, int(rest**0.5) + 1):
-            if rest % y == 0 and rest // y < best[0]:
-                best = (rest // y, y, z)
+            if rest % y == 0:
+                best = min(best, (rest // y, y, z))
     return best
 
 
