@@ -1,0 +1,342 @@
+"""The command ``exatwin``: parse, call one library function, print.
+
+Everything heavy is imported inside the command that needs it, so that
+``exatwin --help`` answers at once. Exit codes: 0 done; 1 failed; 2 bad input;
+3 valid, but the answer is no; 4 outside a stated tolerance; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from ._version import __version__
+from .topology.errors import InputError, input_error, nearest
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from .report.terminal import Screen
+
+DONE, FAILED, BAD_INPUT, ANSWER_IS_NO, OUTSIDE_TOLERANCE, INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+KINDS = ("machines", "models", "scenarios", "calibrations", "frameworks", "schedules", "published")
+SCHEMAS = ("scenario", "machine", "model", "framework")
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+
+@dataclass
+class Session:
+    """What holds for one call of the program, whatever the command."""
+
+    traceback: bool = False
+
+
+class BundledName(click.ParamType):
+    """A bundled name or a path; the shell completes the bundled ones."""
+
+    name = "name|path"
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        """Bundled names, and files after them."""
+        from click.shell_completion import CompletionItem
+
+        from .report.show import names
+
+        kind = self.kind or ctx.params.get("kind") or KINDS[0]
+        found = [CompletionItem(name) for name in names(kind) if name.startswith(incomplete)]
+        return found or [CompletionItem(incomplete, type="file")]
+
+
+class Word(click.ParamType):
+    """One of a few words; an unknown one suggests the nearest."""
+
+    name = "word"
+
+    def __init__(self, choices: Callable[[], Sequence[str]], metavar: str) -> None:
+        self.choices = choices
+        self.name = metavar
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The word itself."""
+        known = self.choices()
+        if value in known:
+            return str(value)
+        raise click.BadParameter(f"{value!r} is not known{nearest(str(value), known)}", ctx, param)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        """The words that begin so."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(word) for word in self.choices() if word.startswith(incomplete)]
+
+
+def _fidelities() -> Sequence[str]:
+    from .sim.predict import FIDELITIES
+
+    return FIDELITIES
+
+
+def _output_options(command: CommandT) -> CommandT:
+    """``--json``, ``-o`` and ``-q``, as every command that gives an answer has them."""
+    options = (
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, the table on stderr."),
+        click.option("-o", "--output", metavar="FILE", help="Write the JSON document to FILE; - is stdout."),
+        click.option("-q", "--quiet", is_flag=True, help="Print no table."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EXATWIN", "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="exatwin", message="%(prog)s %(version)s")
+@click.option(
+    "--traceback",
+    "show_traceback",
+    is_flag=True,
+    envvar="EXATWIN_TRACEBACK",
+    help="Show where an internal error arose.",
+)
+@click.pass_context
+def cli(context: click.Context, show_traceback: bool) -> None:
+    """A digital twin of cluster training.
+
+    Predicts step time, communication, memory and node-hours of a parallel
+    layout before any are spent. Start with: exatwin simulate frontier-1t
+    """
+    context.ensure_object(Session).traceback = show_traceback
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@cli.command()
+@click.argument("scenario", type=BundledName("scenarios"), metavar="NAME|PATH")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a field, such as layout.tp=4; may be repeated.",
+)
+@click.option(
+    "--calibration",
+    type=BundledName("calibrations"),
+    metavar="NAME|PATH",
+    help="Measured efficiencies to predict with.",
+)
+@click.option(
+    "--fidelity",
+    type=Word(_fidelities, "LEVEL"),
+    default="des",
+    show_default=True,
+    help="screen, recurrence, des or des-exact: quick to thorough.",
+)
+@_output_options
+def simulate(
+    scenario: str,
+    overrides: tuple[str, ...],
+    calibration: str | None,
+    fidelity: str,
+    as_json: bool,
+    output: str | None,
+    quiet: bool,
+) -> int:
+    """Predict one training step of a scenario, its memory and its cost.
+
+    NAME is a bundled scenario (exatwin show scenarios) or a path to a file.
+    Exits with 3 where the layout does not fit in memory.
+    """
+    from .report.documents import check_destination
+
+    check_destination(output)
+    from .report.published import published_run
+    from .report.tables import prediction_view
+    from .scenarios.scenario import load_scenario
+    from .sim.calibration import load_calibration
+    from .sim.predict import predict
+
+    question = load_scenario(scenario, overrides)
+    prediction = predict(question, load_calibration(calibration) if calibration else None, fidelity)
+    _answer(
+        prediction.document(__version__),
+        lambda screen: [prediction_view(prediction, question, published_run(question, prediction), screen)],
+        as_json=as_json,
+        output=output,
+        quiet=quiet,
+    )
+    return ANSWER_IS_NO if prediction.memory.verdict == "does not fit" else DONE
+
+
+@cli.command()
+@click.argument("kind", type=Word(lambda: KINDS, "KIND"), metavar="[" + "|".join(KINDS) + "]")
+@click.argument("name", required=False, type=BundledName(""), metavar="[NAME|PATH]")
+@_output_options
+def show(kind: str, name: str | None, as_json: bool, output: str | None, quiet: bool) -> int:
+    """List what is bundled, or show one of it in full."""
+    from .report.documents import check_destination
+
+    check_destination(output)
+    from .report.show import show_kind, show_one
+
+    shown = show_one(kind, name) if name else show_kind(kind)
+    _answer(shown.document, shown.view, as_json=as_json, output=output, quiet=quiet)
+    return DONE
+
+
+@cli.command()
+@click.argument("kind", type=Word(lambda: SCHEMAS, "KIND"), metavar="[" + "|".join(SCHEMAS) + "]", default="scenario")
+@click.option("-o", "--output", metavar="FILE", help="Write it to FILE; - is stdout.")
+def schema(kind: str, output: str | None) -> int:
+    """Print the JSON Schema of a file, for editors and checkers."""
+    from .report.documents import check_destination, write_document
+    from .report.show import json_schema
+
+    check_destination(output)
+    write_document(json_schema(kind), output or "-")
+    return DONE
+
+
+@cli.command()
+@_output_options
+@click.option("--markdown", is_flag=True, help="Print Markdown tables, as docs/accuracy.md holds them.")
+def validate(as_json: bool, output: str | None, quiet: bool, markdown: bool) -> int:
+    """Predict every published run and compare. Exits with 4 outside a stated tolerance."""
+    from .report.documents import check_destination
+
+    check_destination(output)
+    from .report.validation import validation_markdown, validation_view
+    from .twin.validate import validate as compare_all
+
+    outcome = compare_all()
+    if markdown:
+        click.echo(validation_markdown(outcome), nl=False)
+    _answer(
+        outcome.document(__version__),
+        lambda screen: validation_view(outcome, screen),
+        as_json=as_json,
+        output=output,
+        quiet=quiet or markdown,
+    )
+    return DONE if outcome.within else OUTSIDE_TOLERANCE
+
+
+@cli.command()
+@_output_options
+def doctor(as_json: bool, output: str | None, quiet: bool) -> int:
+    """Check this installation: versions, bundled files, a first prediction."""
+    from .report.doctor import doctor_view, examine
+
+    checks = examine()
+    healthy = all(check.ok for check in checks)
+    document = {"exatwin_version": __version__, "ok": healthy, "checks": [check.document() for check in checks]}
+    _answer(document, lambda screen: [doctor_view(checks, screen)], as_json=as_json, output=output, quiet=quiet)
+    return DONE if healthy else FAILED
+
+
+@cli.command()
+@click.argument("shell", type=Word(lambda: ("bash", "zsh", "fish"), "SHELL"), metavar="[bash|zsh|fish]")
+def completion(shell: str) -> int:
+    """Print the completion script of a shell.
+
+    For bash: exatwin completion bash > ~/.exatwin-complete.bash, then source that
+    file from ~/.bashrc.
+    """
+    from click.shell_completion import get_completion_class
+
+    completer = get_completion_class(shell)
+    if completer is None:
+        raise input_error(f"no completion for {shell}")
+    click.echo(completer(cli, {}, "exatwin", "_EXATWIN_COMPLETE").source())
+    return DONE
+
+
+def _answer(
+    document: dict[str, Any],
+    view: Callable[[Screen], Sequence[RenderableType]],
+    *,
+    as_json: bool,
+    output: str | None,
+    quiet: bool,
+) -> None:
+    """The answer where it was asked for: a document to programs, a table to people."""
+    from .report.documents import write_document
+    from .report.terminal import open_console, print_parts, screen_of
+
+    on_stdout = as_json or output == "-"
+    if output and output != "-":
+        write_document(document, output)
+    if on_stdout:
+        write_document(document, "-")
+    if not quiet:
+        console = open_console(sys.stderr if on_stdout else sys.stdout)
+        print_parts(console, view(screen_of(console)))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; every failure is one message on stderr."""
+    session = Session()
+    try:
+        code = cli.main(
+            None if arguments is None else list(arguments), prog_name="exatwin", obj=session, standalone_mode=False
+        )
+        sys.stdout.flush()
+        return int(code or DONE)
+    except InputError as error:
+        _say(f"error: {error}")
+        return BAD_INPUT
+    except click.UsageError as error:
+        hint = f" ({error.ctx.command_path} -h helps)" if error.ctx else ""
+        _say(f"error: {error.format_message()}{hint}")
+        return BAD_INPUT
+    except click.ClickException as error:
+        _say(f"error: {error.format_message()}")
+        return FAILED
+    except (click.Abort, KeyboardInterrupt):
+        _say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        _leave_stdout()
+        return FAILED
+    except OSError as error:
+        # Files that users name are handled where they are read and written; what is left is a full disk behind stdout.
+        if session.traceback:
+            traceback.print_exc()
+        _say(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+        _leave_stdout()
+        return FAILED
+    except Exception as error:
+        if session.traceback:
+            traceback.print_exc()
+        text = " ".join(str(error).split())
+        _say(f"error: internal: {type(error).__name__}: {text}; exatwin --traceback ... shows where")
+        return FAILED
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+def _leave_stdout() -> None:
+    """Send what is still buffered nowhere, so that Python's exit stays quiet."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def main() -> NoReturn:
+    """The console script."""
+    sys.exit(run())

@@ -1,0 +1,1 @@
+"""What people read and carry away: terminal tables, documents, listings."""

@@ -1,0 +1,460 @@
+"""What is bundled: lists of it, and one of it in full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from ..topology.errors import input_error, nearest
+from ..topology.units import format_bandwidth, format_bytes
+from .terminal import Screen, group, indented, plain_table, spaced
+from .words import counted, device_words, fact_text, layout_words, parameter_words, percent, signed_percent, tera
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+View = Callable[[Screen], Sequence[RenderableType]]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Something bundled, for programs and for people."""
+
+    document: dict[str, Any]
+    view: View
+
+
+@dataclass(frozen=True)
+class _Kind:
+    names: Callable[[], list[str]]
+    list_view: Callable[[list[str], Screen], Sequence[RenderableType]]
+    one: Callable[[str], Shown]
+
+
+def names(kind: str) -> list[str]:
+    """Names of the bundled members of a kind.
+
+    >>> "frontier" in names("machines")
+    True
+    """
+    return _kind(kind).names()
+
+
+def show_kind(kind: str) -> Shown:
+    """All bundled members of a kind."""
+    known = _kind(kind)
+    found = known.names()
+    documents = [known.one(name).document for name in found]
+    return Shown({kind: documents}, lambda screen: known.list_view(found, screen))
+
+
+def show_one(kind: str, name: str) -> Shown:
+    """One member of a kind, bundled or a file.
+
+    Raises:
+        InputError: If there is none, or its file is wrong.
+    """
+    return _kind(kind).one(name)
+
+
+def json_schema(kind: str) -> dict[str, Any]:
+    """The JSON Schema of a kind of file."""
+    from ..scenarios.framework import Framework
+    from ..scenarios.model import Model
+    from ..scenarios.scenario import ScenarioFile
+    from ..topology.machine import Machine
+
+    models: dict[str, type[BaseModel]] = {
+        "scenario": ScenarioFile,
+        "machine": Machine,
+        "model": Model,
+        "framework": Framework,
+    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **models[kind].model_json_schema()}
+
+
+# --- machines ------------------------------------------------------------------------------------------------------
+
+
+def _machine_names() -> list[str]:
+    from ..topology.machine import machine_names
+
+    return machine_names()
+
+
+def _machines(found: list[str], screen: Screen) -> Sequence[RenderableType]:
+    from ..topology.machine import load_machine
+
+    roomy = screen.roomy
+    table = plain_table("machine", "nodes", "devices", "a node", *(["memory", "16-bit peak"] if roomy else []))
+    for name in found:
+        machine = load_machine(name)
+        device = machine.device
+        half = device.peak.get("bf16") or device.peak.get("fp16")
+        more = [format_bytes(device.memory_bytes, 0), f"{tera(half.value)} TFLOP/s" if half else "-"] if roomy else []
+        on_node = counted(machine.devices_per_node, device.word)
+        table.add_row(name, f"{machine.node_count:,}", f"{machine.device_count:,}", on_node, *more)
+    return [table, indented("exatwin show machines NAME: links, NICs, and every figure with its source", "dim")]
+
+
+def _machine(name: str) -> Shown:
+    from ..topology.files import read_document
+    from ..topology.graph import fabric_summary
+    from ..topology.machine import FOLDER, PACKAGE, load_machine
+
+    machine = load_machine(name)
+    written, _ = read_document(name, PACKAGE, FOLDER, "machine")
+    document = {"file": written, "fabric_summary": fabric_summary(machine), "device_count": machine.device_count}
+
+    def view(screen: Screen) -> Sequence[RenderableType]:
+        device, node = machine.device, machine.node
+        peaks = ", ".join(f"{precision} {tera(fact.value)}" for precision, fact in device.peak.items())
+        head = [
+            Text(f"{machine.name}: {machine.title}", style="bold"),
+            indented(device_words(machine, machine.device_count)),
+            indented(
+                f"a {device.word} is one {device.name}: {format_bytes(device.memory_bytes)} at "
+                f"{format_bandwidth(device.memory_bandwidth_bytes_per_s)}, peak TFLOP/s {peaks}"
+            ),
+            indented(
+                f"a node reaches the {machine.fabric.kind.replace('_', ' ')} with {counted(node.nic_count, 'NIC')} of "
+                f"{format_bandwidth(node.nic_bandwidth_bytes_per_s)} each way"
+            ),
+            *([indented(machine.note)] if machine.note else []),
+        ]
+        facts = _facts_table([(path, fact, _at(written, path)) for path, fact in machine.facts()], screen)
+        assumed = machine.assumed()
+        notes = [indented(f"assumed, not read: {', '.join(assumed)}", "yellow")] if assumed else []
+        return spaced([group(head), *_link_maps(machine), facts, *notes])
+
+    return Shown(document, view)
+
+
+def _link_maps(machine: Any) -> list[RenderableType]:
+    """The links between the devices of a node, and which NIC hangs on which device."""
+    node, devices = machine.node, machine.devices_per_node
+    tables: list[RenderableType] = []
+    if node.links and devices <= 16:
+        each = format_bandwidth(node.link_bandwidth.value, 0)
+        table = plain_table(f"links of {each}", *(str(number) for number in range(devices)), "NIC")
+        for a in range(devices):
+            counts = ["." if a == b else str(node.link_count(a, b) or "") for b in range(devices)]
+            table.add_row(f"{machine.device.word} {a}", *counts, ", ".join(node.nics_of(a)))
+        tables.append(table)
+    elif node.switch_bandwidth:
+        each = format_bandwidth(node.switch_bandwidth.value, 0)
+        tables.append(indented(f"{devices} {machine.device.word}s on one switch, {each} each way"))
+    return tables
+
+
+# --- models --------------------------------------------------------------------------------------------------------
+
+
+def _model_names() -> list[str]:
+    from ..scenarios.reading import bundled
+
+    return bundled("models")
+
+
+def _models(found: list[str], screen: Screen) -> Sequence[RenderableType]:
+    table = plain_table(
+        "model", "parameters", "layers", "hidden", "heads", *(["ffn", "vocabulary"] if screen.roomy else [])
+    )
+    for name in found:
+        model = _load_model(name)
+        more = [f"{model.ffn:,}", f"{model.vocab:,}"] if screen.roomy else []
+        heads = f"{model.heads}" if model.heads == model.kv_heads else f"{model.heads}/{model.kv_heads}"
+        table.add_row(
+            name, parameter_words(model.parameters().total), f"{model.layers}", f"{model.hidden:,}", heads, *more
+        )
+    return [table]
+
+
+def _load_model(name: str) -> Any:
+    from ..scenarios.model import load_model
+
+    return load_model(name)
+
+
+def _model(name: str) -> Shown:
+    model = _load_model(name)
+    count = model.parameters()
+    parts = {part: getattr(count, part) for part in ("embedding", "positions", "layers", "final_norm", "head", "total")}
+    layer = model.layer_parameters()
+    document = {**model.model_dump(mode="json", exclude_none=True), "parameters": parts}
+
+    def view(screen: Screen) -> Sequence[RenderableType]:
+        kind = [
+            f"{model.layers} layers, hidden {model.hidden:,}, {model.heads} heads of {model.head_dim}"
+            + ("" if model.heads == model.kv_heads else f", {model.kv_heads} key and value heads"),
+            f"MLP {model.ffn:,}{' gated' if model.gated else ''}, {model.positions} positions, {model.norm} norm, "
+            f"{'with' if model.bias else 'no'} biases, {'tied' if model.tied else 'untied'} head, "
+            f"vocabulary {model.vocab:,}",
+        ]
+        table = plain_table("part", "parameters", "share")
+        for part, value in parts.items():
+            table.add_row(part.replace("_", " "), f"{value:,}", percent(value / count.total))
+        per_layer = f"one layer: attention {layer.attention:,}, MLP {layer.mlp:,}, norms {layer.norms:,}"
+        padded = f"the vocabulary padded to {model.padded_vocab():,} for tp 1; a wider tp pads it further"
+        source = [indented(f"source {model.source}", "dim")] if model.source else []
+        head = [Text(model.name, style="bold"), *(indented(line) for line in kind), *source]
+        return spaced([group(head), table, group([indented(per_layer), indented(padded, "dim")])])
+
+    return Shown(document, view)
+
+
+# --- scenarios -----------------------------------------------------------------------------------------------------
+
+
+def _scenario_names() -> list[str]:
+    from ..scenarios.scenario import scenario_names
+
+    return scenario_names()
+
+
+def _scenarios(found: list[str], screen: Screen) -> Sequence[RenderableType]:
+    from ..scenarios.scenario import load_scenario
+
+    roomy = screen.roomy
+    table = plain_table(
+        "scenario", "devices", "tp", "pp", "dp", "batch", *(["published run"] if roomy else []), left=("published run",)
+    )
+    for name in found:
+        scenario = load_scenario(name)
+        layout = scenario.layout
+        devices = counted(scenario.devices, scenario.machine.device.word)
+        more = [scenario.measured or "-"] if roomy else []
+        table.add_row(
+            name, devices, str(layout.tp), str(layout.pp), str(layout.dp), f"{scenario.training.global_batch:,}", *more
+        )
+    return [table]
+
+
+def _scenario(name: str) -> Shown:
+    from ..scenarios.scenario import load_scenario
+
+    scenario = load_scenario(name)
+
+    def view(screen: Screen) -> Sequence[RenderableType]:
+        lines = [
+            *([scenario.title] if scenario.title else []),
+            device_words(scenario.machine, scenario.devices) + f" of {scenario.machine.title}",
+            layout_words(scenario),
+            *([scenario.note] if scenario.note else []),
+        ]
+        head = [Text(scenario.name, style="bold"), *(indented(line) for line in lines)]
+        return spaced([group(head), Text(_as_yaml(scenario.document()))])
+
+    return Shown(scenario.document(), view)
+
+
+# --- calibrations, frameworks, schedules ---------------------------------------------------------------------------
+
+
+def _calibration_names() -> list[str]:
+    from ..sim.calibration import calibration_names
+
+    return calibration_names()
+
+
+def _calibrations(found: list[str], screen: Screen) -> Sequence[RenderableType]:
+    from ..sim.calibration import load_calibration
+
+    table = plain_table(
+        "calibration",
+        *(["default of", "made"] if screen.roomy else []),
+        "fitted on",
+        left=("default of", "made", "fitted on"),
+    )
+    for name in found:
+        calibration = load_calibration(name)
+        rows = ", ".join(residual.row for residual in calibration.fit.residuals) if calibration.fit else "nothing"
+        more = [", ".join(calibration.machines), calibration.date] if screen.roomy else []
+        table.add_row(name, *more, rows)
+    return [table]
+
+
+def _calibration(name: str) -> Shown:
+    from ..sim.calibration import load_calibration
+    from ..topology.facts import facts_in
+    from ..topology.files import read_document
+
+    calibration = load_calibration(name)
+    written, _ = read_document(name, "exatwin.sim", "calibrations", "calibration")
+
+    def view(screen: Screen) -> Sequence[RenderableType]:
+        head = [
+            Text(f"{calibration.name}: {calibration.title}", style="bold"),
+            indented(f"measured on {calibration.device}, {calibration.date}; {calibration.software}"),
+            *([indented(calibration.note)] if calibration.note else []),
+        ]
+        facts = _facts_table([(path, fact, _at(written, path)) for path, fact in facts_in(calibration)], screen)
+        fit: list[RenderableType] = []
+        if calibration.fit:
+            table = plain_table("fitted on", "predicted / measured - 1")
+            for residual in calibration.fit.residuals:
+                table.add_row(residual.row, signed_percent(residual.error))
+            fit = [
+                table,
+                indented(
+                    f"fitted: {', '.join(calibration.fit.parameters)}; again with {calibration.fit.command}", "dim"
+                ),
+            ]
+        return spaced([group(head), facts, group(fit) if fit else None])
+
+    return Shown(calibration.model_dump(mode="json"), view)
+
+
+def _framework_names() -> list[str]:
+    from ..scenarios.framework import framework_names
+
+    return framework_names()
+
+
+def _frameworks(found: list[str], screen: Screen) -> Sequence[RenderableType]:
+    from ..scenarios.framework import load_framework
+
+    table = plain_table("framework", "precision", "weight", "gradient", "accum.", "optimizer")
+    for name in found:
+        framework = load_framework(name)
+        for index, (precision, states) in enumerate(framework.states.items()):
+            cells = (states.weight, states.gradient, states.accumulation, states.optimizer)
+            table.add_row("" if index else name, precision, *(f"{cell:g}" for cell in cells))
+    return [table, indented("bytes a parameter before sharding", "dim")]
+
+
+def _framework(name: str) -> Shown:
+    from ..scenarios.framework import load_framework
+
+    framework = load_framework(name)
+    document = framework.model_dump(mode="json", exclude_none=True)
+
+    def view(screen: Screen) -> Sequence[RenderableType]:
+        return [Text(_as_yaml(document))]
+
+    return Shown(document, view)
+
+
+def _schedule_names() -> list[str]:
+    from ..scenarios.schedules import SCHEDULES
+
+    return list(SCHEDULES)
+
+
+def _schedules(found: list[str], screen: Screen) -> Sequence[RenderableType]:
+    return spaced(part for name in found for part in [group(_schedule(name).view(screen))])
+
+
+def _schedule(name: str) -> Shown:
+    from ..scenarios.schedules import SCHEDULES, in_flight, schedule_table, to_csv
+
+    if name not in SCHEDULES:
+        raise input_error(f"no schedule of that name{nearest(name, SCHEDULES)}", where=name)
+    schedule = SCHEDULES[name]
+    stages, micro_batches = 4, 6
+    table = schedule_table(schedule, stages, micro_batches)
+    about = " ".join((type(schedule).__doc__ or "").split("\n\n")[0].split())
+    document = {
+        "name": name,
+        "about": about,
+        "example": {"stages": stages, "micro_batches": micro_batches, "csv": to_csv(table)},
+    }
+
+    def view(screen: Screen) -> Sequence[RenderableType]:
+        held = ", ".join(str(in_flight(row)) for row in table)
+        rows = [indented(" ".join(f"{action.kind}{action.micro_batch}" for action in row)) for row in table]
+        note = f"{stages} stages, {micro_batches} micro-batches; the stages hold at most {held} micro-batches at once"
+        return [Text(name, style="bold"), indented(about), *rows, indented(note, "dim")]
+
+    return Shown(document, view)
+
+
+# --- published runs ------------------------------------------------------------------------------------------------
+
+
+def _published_names() -> list[str]:
+    from ..scenarios.measurements import measured_runs
+
+    return [run.id for run in measured_runs()]
+
+
+def _published(found: list[str], screen: Screen) -> Sequence[RenderableType]:
+    from ..scenarios.measurements import measured_run
+
+    table = plain_table(
+        "published run", *(["devices"] if screen.roomy else []), "step", "TFLOP/s", "used", left=("used",)
+    )
+    for name in found:
+        run = measured_run(name)
+        devices = [f"{run.devices:,}" if run.devices else ""] if screen.roomy else []
+        step = f"{run.step_s:,.2f} s" if run.step_s else ""
+        table.add_row(name, *devices, step, f"{run.tflops_hardware:,.1f}" if run.tflops_hardware else "", run.use)
+    return [
+        table,
+        indented("TFLOP/s of one device, recomputation counted; a calibration has seen the rows used as fit", "dim"),
+    ]
+
+
+def _published_one(name: str) -> Shown:
+    from ..scenarios.measurements import measured_run, measured_stage_memory
+
+    run = measured_run(name)
+    rows = [row for row in measured_stage_memory() if row.run == name]
+    document = {**asdict(run), "overrides": list(run.overrides), "memory": [asdict(row) for row in rows]}
+
+    def view(screen: Screen) -> Sequence[RenderableType]:
+        fields = {key: value for key, value in asdict(run).items() if value not in (None, "", ())}
+        table = plain_table("published run", name, left=(name,), whole=True)
+        for key, value in fields.items():
+            if key != "id":
+                table.add_row(key, "; ".join(value) if isinstance(value, tuple) else fact_text(value))
+        memory = plain_table("stage", "allocated", "max allocated", "reserved")
+        for row in rows:
+            sizes = (row.allocated_bytes, row.max_allocated_bytes, row.reserved_bytes)
+            memory.add_row(f"{row.stage}", *("" if size is None else format_bytes(size) for size in sizes))
+        return spaced([table, memory if rows else None])
+
+    return Shown(document, view)
+
+
+KINDS = {
+    "machines": _Kind(_machine_names, _machines, _machine),
+    "models": _Kind(_model_names, _models, _model),
+    "scenarios": _Kind(_scenario_names, _scenarios, _scenario),
+    "calibrations": _Kind(_calibration_names, _calibrations, _calibration),
+    "frameworks": _Kind(_framework_names, _frameworks, _framework),
+    "schedules": _Kind(_schedule_names, _schedules, _schedule),
+    "published": _Kind(_published_names, _published, _published_one),
+}
+
+
+def _kind(kind: str) -> _Kind:
+    if kind not in KINDS:
+        raise input_error(f"nothing of that kind is bundled{nearest(kind, KINDS)}", where=kind)
+    return KINDS[kind]
+
+
+def _facts_table(facts: Sequence[tuple[str, Any, Any]], screen: Screen) -> RenderableType:
+    """Facts as their file writes them, each with its source."""
+    table = plain_table("figure", "value", "source", left=("value", "source"), whole=screen.roomy)
+    for path, fact, raw in facts:
+        where = f": {fact.at}" if fact.at else ""
+        table.add_row(path, fact_text(raw), f"{fact.source}{where}", style="yellow" if fact.assumed else None)
+    return table
+
+
+def _at(document: Any, path: str) -> Any:
+    """The value of a fact as its file writes it, at a dotted path."""
+    for part in path.split("."):
+        document = document[int(part)] if isinstance(document, list) else document[part]
+    return document["value"] if isinstance(document, dict) and "value" in document else document
+
+
+def _as_yaml(document: dict[str, Any]) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)).rstrip()

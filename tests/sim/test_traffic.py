@@ -1,0 +1,169 @@
+"""The transfers of a job on a real machine: rates against hand counts of the links they cross."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+
+from exatwin.scenarios.scenario import load_scenario
+from exatwin.sim.calibration import default_calibration
+from exatwin.sim.network import max_min_rates
+from exatwin.sim.traffic import build_traffic, placement_of, ring_hops
+from exatwin.topology.machine import load_machine
+from exatwin.topology.routing import IN_NODE, Routes
+
+
+@cache
+def frontier():
+    machine = load_machine("frontier")
+    return machine, default_calibration(machine)
+
+
+def scenario_of(machine="frontier", framework="megatron", heads=24, **layout):
+    tp, pp, dp = (layout.setdefault(key, 1) for key in ("tp", "pp", "dp"))
+    return load_scenario(
+        "h100-llama-3-8b",
+        [
+            f"machine={machine}",
+            f"devices={tp * pp * dp}",
+            f"framework={framework}",
+            f"training.global_batch={4 * dp}",
+            f"model={{layers: {4 * pp}, hidden: {64 * heads}, heads: {heads}, vocab: 1000}}",
+            *(f"layout.{key}={value}" for key, value in layout.items()),
+            *(["training.precision=fp32"] if machine == "fugaku" else []),
+        ],
+    )
+
+
+def traffic_of(**case):
+    scenario = scenario_of(**case)
+    return build_traffic(scenario, default_calibration(scenario.machine))
+
+
+def test_a_job_has_a_class_for_each_kind_of_transfer():
+    traffic = traffic_of(tp=8, pp=4, dp=2)
+    kinds = [traffic.forward(b) for b in range(3)] + [traffic.backward(b + 1) for b in range(3)]
+    kinds += [traffic.data(stage) for stage in range(4)] + [traffic.embedding]
+    assert sorted(kinds) == list(range(11)) == list(range(len(traffic.classes.weights)))
+    assert all(0 < rate < math.inf for rate in traffic.classes.solo)
+    assert len(traffic.message_latency_s) == 3
+
+
+def test_a_job_of_one_device_sends_nothing():
+    traffic = traffic_of()
+    assert traffic.classes.solo == (math.inf, math.inf)
+    assert traffic.tensor_rate == math.inf
+
+
+def test_a_tensor_ring_over_a_frontier_node_has_two_thin_cables_each_way_round():
+    """The library's two rings never share a cable of one link, so each edge gets 2 x 2 x 50 GB/s."""
+    _, calibration = frontier()
+    assert traffic_of(tp=8, pp=2, dp=1).tensor_rate == pytest.approx(200e9 * calibration.network.node_ring.value)
+
+
+@pytest.mark.parametrize(("tp", "bandwidth"), [(2, 200e9), (4, 100e9)])
+def test_a_narrower_tensor_ring_has_the_cables_of_its_own_gcds(tp, bandwidth):
+    """A module's two GCDs have four links; four GCDs in a ring have one link at the thinnest, run both ways round."""
+    _, calibration = frontier()
+    assert traffic_of(tp=tp, pp=8 // tp).tensor_rate == pytest.approx(bandwidth * calibration.network.node_ring.value)
+
+
+def test_a_data_ring_of_one_gcd_a_node_gets_half_a_nic():
+    """All 8 GCDs of a node run one, and there are 4 NICs of 25 GB/s."""
+    _, calibration = frontier()
+    traffic = traffic_of(tp=8, pp=2, dp=4)
+    expected = 25e9 / 2 * calibration.network.fabric_ring.value
+    assert traffic.classes.solo[traffic.data(0)] == pytest.approx(expected)
+
+
+def test_a_message_between_nodes_gets_half_a_nic():
+    _, calibration = frontier()
+    traffic = traffic_of(tp=8, pp=4, dp=1)
+    expected = 25e9 / 2 * calibration.network.fabric_point_to_point.value
+    assert [traffic.classes.solo[traffic.forward(b)] for b in range(3)] == pytest.approx([expected] * 3)
+    assert [traffic.classes.solo[traffic.backward(b)] for b in (1, 2, 3)] == pytest.approx([expected] * 3)
+
+
+def test_a_data_ring_with_whole_nodes_in_it_spreads_over_all_nics():
+    """Eight members on each of two nodes: what leaves a node has 4 NICs, and the cables inside are wider."""
+    _, calibration = frontier()
+    traffic = traffic_of(dp=16)
+    inside = 50e9 * calibration.network.node_ring.value
+    assert traffic.classes.solo[traffic.data(0)] <= 100e9 * calibration.network.fabric_ring.value
+    assert traffic.classes.solo[traffic.data(0)] >= min(inside, 100e9 * calibration.network.fabric_ring.value)
+
+
+@pytest.mark.parametrize("machine", ["selene", "dgx-h100"])
+def test_on_a_switched_node_each_gpu_has_its_port_and_its_nic(machine):
+    traffic = traffic_of(machine=machine, tp=8, pp=2, dp=2)
+    node, figures = load_machine(machine).node, default_calibration(load_machine(machine)).network
+    assert traffic.tensor_rate == pytest.approx(node.switch_bandwidth.value * figures.node_ring.value)
+    assert traffic.classes.solo[traffic.data(0)] == pytest.approx(node.nic_bandwidth.value * figures.fabric_ring.value)
+
+
+def test_messages_inside_a_node_wait_less_than_those_between_nodes():
+    figures = frontier()[1].network
+    assert traffic_of(tp=2, pp=4).message_latency_s == (figures.node_hop.value,) * 3
+    assert traffic_of(tp=8, pp=4).message_latency_s == (figures.fabric_hop.value,) * 3
+
+
+@pytest.mark.parametrize("layout", [{"dp": 6, "pp": 4}, {"dp": 8, "pp": 3}, {"tp": 2, "dp": 6, "pp": 2}])
+def test_a_ring_that_leaves_its_node_waits_for_the_fabric_whichever_stage_it_is(layout):
+    """With 6 replicas stage 0 stays in its node of 8, and stage 1 does not."""
+    scenario = scenario_of(**layout)
+    placement = placement_of(scenario)
+    groups = np.concatenate([placement.data_groups(stage) for stage in range(placement.pp)])
+    most = max(len(np.unique(group // 8)) for group in groups)
+    assert build_traffic(scenario, frontier()[1]).data_ring.nodes == most
+
+
+def flows(routes, messages, figures):
+    """Each message by itself: the links it crosses, and the share of each that it keeps busy."""
+    hops = routes.route(*np.array(messages).T)
+    reached = np.array([figures.node_point_to_point.value, figures.fabric_point_to_point.value, 1.0])
+    alone = [{} for _ in messages]
+    for message, link, share in zip(*hops, strict=True):
+        alone[message][int(link)] = share / reached[routes.place[link]]
+    return alone
+
+
+@pytest.mark.parametrize(
+    "layout", [{"tp": 2, "pp": 4, "dp": 2}, {"tp": 8, "pp": 4}, {"pp": 4, "dp": 4}, {"tp": 4, "pp": 4}]
+)
+@pytest.mark.parametrize("way", [1, -1])
+def test_a_folded_boundary_is_as_fast_as_the_slowest_of_its_messages(layout, way):
+    """All messages of one boundary at once, rank by rank on every link, against the one coflow they are folded into."""
+    scenario = scenario_of(**layout)
+    machine, calibration = frontier()
+    traffic, grid = build_traffic(scenario, calibration), placement_of(scenario).grid()
+    routes = Routes(machine, placement_of(scenario).nodes)
+    for boundary in range(scenario.layout.pp - 1):
+        ends = [grid[boundary].ravel(), grid[boundary + 1].ravel()][::way]
+        rates = max_min_rates(flows(routes, list(zip(*ends, strict=True)), calibration.network), routes.capacity)
+        kind = traffic.forward(boundary) if way == 1 else traffic.backward(boundary + 1)
+        assert traffic.classes.solo[kind] == pytest.approx(min(rates))
+
+
+@pytest.mark.parametrize("members", [(0, 1), (0, 1, 2, 3), (4, 5, 6, 7), tuple(range(8))])
+def test_each_member_of_a_ring_in_a_node_sends_once_its_share_and_receives_it_once(members):
+    """Half of it goes each way round, over cables between members alone."""
+    routes = Routes(frontier()[0], 1)
+    ends = {routes.node.path[a][b]: (a, b) for a in range(8) for b in range(8)}
+    hops = ring_hops(routes, np.array([members]))
+    assert (routes.place[hops.link] == IN_NODE).all()
+    sent, received = dict.fromkeys(members, 0.0), dict.fromkeys(members, 0.0)
+    for link, share in zip(hops.link, hops.share, strict=True):
+        a, b = ends[int(link),]
+        sent[a] += share
+        received[b] += share
+    assert sent == received == pytest.approx(dict.fromkeys(members, 1.0))
+
+
+def test_a_ring_over_nodes_visits_its_members_in_the_order_of_their_ranks():
+    routes = Routes(frontier()[0], 3)
+    hops = ring_hops(routes, np.array([[0, 8, 16]]))
+    ways = [routes.route(np.array([a]), np.array([b])) for a, b in ((0, 8), (8, 16), (16, 0))]
+    assert sorted(hops.link) == sorted(link for way in ways for link in way.link)
