@@ -7,7 +7,7 @@ with durations, and no machine is needed to know how long it takes.
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -23,44 +23,77 @@ from exatwin.scenarios.schedules import (
     schedule_table,
 )
 from exatwin.sim import engine, recurrence, screen
+from exatwin.sim.fast_1f1b import play_1f1b
 from exatwin.sim.network import TrafficClasses
-from exatwin.sim.timeline import Program, Tail
-from exatwin.sim.traffic import RingLatency, Traffic
+from exatwin.sim.timeline import Exchange, Lane, Program, Step, Tail, TailTimes, Timeline
 from exatwin.topology.errors import InputError
 
-PLAYERS = {"recurrence": recurrence.play, "des": engine.play, "des-exact": engine.play_exact}
-every_player = pytest.mark.parametrize("play", PLAYERS.values(), ids=PLAYERS)
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 
-NO_WAIT = RingLatency(0.0, 0.0, 0.0, ranks=2, nodes=1)
+
+@dataclass(frozen=True)
+class Outcome:
+    """A played step of one lane."""
+
+    timeline: Timeline
+    tail: TailTimes
+    events: int
+    solves: int
+
+
+def alone(play):
+    """A player of steps as one of a single lane, its classes numbered up, down, data, embedding."""
+
+    def play_lane(program, tail, classes):
+        last = program.stages - 1
+        up = tuple((boundary,) for boundary in range(last))
+        down = tuple((last + boundary,) for boundary in range(last))
+        size = max((*program.up_s, *program.down_s), default=0.0) * (classes.solo[0] if last else 1.0)
+        lane = Lane((0,), program, up, down, (3 * last + 1,), size)
+        played = play(Step((lane,), tail), classes)
+        tail_times = replace(played.tail, embedding_s=played.tail.embedding_s[0])
+        return Outcome(played.timelines[0], tail_times, played.events, played.solves)
+
+    return play_lane
+
+
+PLAYERS = {
+    "recurrence": alone(recurrence.play),
+    "des": alone(engine.play),
+    "des-exact": alone(engine.play_exact),
+}
+SCREEN = alone(screen.play)
+every_player = pytest.mark.parametrize("play", PLAYERS.values(), ids=PLAYERS)
 
 
 def traffic_of(stages, weights=None, capacity=(), solo=1.0):
     """Every class at one rate while alone, over the given rows; over none where left out."""
     kinds = 3 * stages - 1
     weights = weights or [{}] * kinds
-    alone = [min([solo, *(capacity[row] / weight for row, weight in rows.items())]) for rows in weights]
-    return Traffic(
-        classes=TrafficClasses(tuple(weights), tuple(capacity), tuple(alone), links=len(capacity)),
-        stages=stages,
-        message_latency_s=(0.0,) * (stages - 1),
-        data_ring=NO_WAIT,
-        embedding_ring=NO_WAIT,
-        tensor_rate=1.0,
-        tensor_ring=NO_WAIT,
-    )
+    alone_rates = [min([solo, *(capacity[row] / weight for row, weight in rows.items())]) for rows in weights]
+    return TrafficClasses(tuple(weights), tuple(capacity), tuple(alone_rates), links=len(capacity))
 
 
 def program_of(
-    stages, micro_batches, schedule="1f1b", *, forward=1.0, backward=2.0, up=0.0, down=0.0, latency=0.0, blocks=True
+    stages,
+    micro_batches,
+    schedule="1f1b",
+    *,
+    table=None,
+    forward=1.0,
+    backward=2.0,
+    up=0.0,
+    down=0.0,
+    latency=0.0,
+    blocks=True,
 ):
-    """A program; a duration may be one number for all stages or one for each."""
+    """A program of a schedule or of a table; a duration may be one number for all stages or one for each."""
 
     def each(value, count):
         return tuple(value) if isinstance(value, (list, tuple)) else (value,) * count
 
     return Program(
-        table=code_table(SCHEDULES[schedule], stages, micro_batches),
+        table=table or code_table(SCHEDULES[schedule], stages, micro_batches),
         forward_s=each(forward, stages),
         backward_s=each(backward, stages),
         up_s=each(up, stages - 1),
@@ -68,17 +101,19 @@ def program_of(
         latency_s=each(latency, stages - 1),
         send_blocks=blocks,
         micro_batches=micro_batches,
+        schedule="" if table else schedule,
     )
 
 
 def tail_of(stages, *, embedding=0.0, reduce=0.0, gather=0.0, latency=0.0, barrier=0.0, optimizer=0.0, overhead=0.0):
+    def ring(kind, edge_bytes):
+        return (Exchange((kind,), edge_bytes, latency),) if edge_bytes else ()
+
+    last = stages - 1
     return Tail(
-        embedding_bytes=embedding,
-        reduce_bytes=(reduce,) * stages,
-        gather_bytes=(gather,) * stages,
-        embedding_latency_s=latency,
-        reduce_latency_s=latency,
-        gather_latency_s=latency,
+        embedding=(ring(3 * last + 1, embedding),),
+        reduce=tuple(ring(2 * last + stage, reduce) for stage in range(stages)),
+        gather=tuple(ring(2 * last + stage, gather) for stage in range(stages)),
         barrier_s=barrier,
         optimizer_s=(optimizer,) * stages,
         overhead_s=overhead,
@@ -89,9 +124,8 @@ def same(one, other, rel=1e-9):
     """Whether two steps agree in their end, in every start, and in what every stage waited for."""
     return (
         one.tail.step_s == pytest.approx(other.tail.step_s, rel=rel)
-        and list(itertools.chain(*one.timeline.start)) == pytest.approx(
-            list(itertools.chain(*other.timeline.start)), rel=rel, abs=rel
-        )
+        and list(itertools.chain(*one.timeline.start))
+        == pytest.approx(list(itertools.chain(*other.timeline.start)), rel=rel, abs=rel)
         and one.timeline.held_s == pytest.approx(other.timeline.held_s, rel=rel, abs=rel)
         and one.timeline.free == pytest.approx(other.timeline.free, rel=rel, abs=rel)
         and [*one.tail.embedding_s, *one.tail.reduce_s, *one.tail.gather_s]
@@ -102,7 +136,7 @@ def same(one, other, rel=1e-9):
 # Closed forms
 
 
-@pytest.mark.parametrize("play", [*PLAYERS.values(), screen.play], ids=[*PLAYERS, "screen"])
+@pytest.mark.parametrize("play", [*PLAYERS.values(), SCREEN], ids=[*PLAYERS, "screen"])
 @every_schedule
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (1, 7), (2, 4), (4, 4), (8, 32), (4, 2), (3, 1)])
 def test_a_pipeline_fills_and_drains_once(play, schedule, stages, micro_batches):
@@ -125,9 +159,7 @@ def test_a_table_takes_what_the_schedules_own_clock_says(play, schedule, stages,
 @every_player
 def test_one_micro_batch_travels_there_and_back(play):
     program = program_of(4, 1, up=[0.5, 0.25, 0.125], down=0.5, latency=0.0625)
-    assert play(program, tail_of(4), traffic_of(4)).tail.step_s == pytest.approx(
-        4 * 3.0 + 0.875 + 3 * 0.5 + 6 * 0.0625
-    )
+    assert play(program, tail_of(4), traffic_of(4)).tail.step_s == pytest.approx(4 * 3.0 + 0.875 + 3 * 0.5 + 6 * 0.0625)
 
 
 @every_player
@@ -220,6 +252,21 @@ def test_recurrence_and_events_agree_where_nothing_is_shared(step):
     assert same(engine.play(program, tail, quiet), exact)
 
 
+@given(st.integers(1, 12), st.integers(1, 40), st.booleans(), st.data())
+def test_1f1b_for_all_stages_at_once_is_the_walk_over_its_table(stages, micro_batches, blocks, data):
+    per_stage = st.lists(seconds, min_size=stages, max_size=stages)
+    between = st.lists(st.one_of(st.just(0.0), seconds), min_size=stages - 1, max_size=stages - 1)
+    names = {"forward": per_stage, "backward": per_stage, "up": between, "down": between, "latency": between}
+    program = program_of(
+        stages, micro_batches, blocks=blocks, **{name: data.draw(kind) for name, kind in names.items()}
+    )
+    starts, free = recurrence.walk(program)
+    at_once, free_at_once = play_1f1b(program)
+    assert free_at_once == pytest.approx(free, rel=1e-12)
+    for one, other in zip(at_once, starts, strict=True):
+        assert one == pytest.approx(other, rel=1e-12, abs=1e-12)
+
+
 @given(steps())
 def test_rows_that_no_two_transfers_ever_share_change_nothing(step):
     """The network is asked for every transfer here, and each has its link to itself."""
@@ -287,7 +334,7 @@ def test_the_closed_form_is_the_recurrence_where_stages_are_alike(step):
     ],
 )
 def test_a_table_that_waits_for_ever_is_refused(play, table):
-    program = replace(program_of(2, len(table[0]) // 2), table=table)
+    program = program_of(2, len(table[0]) // 2, table=table)
     with pytest.raises(InputError, match="deadlock"):
         play(program, tail_of(2), traffic_of(2))
 
@@ -311,7 +358,7 @@ def test_messages_that_meet_on_a_link_share_it():
         [FORWARD, KINDS + FORWARD, BACKWARD, KINDS + BACKWARD],
         [FORWARD, BACKWARD, KINDS + FORWARD, KINDS + BACKWARD],
     ]
-    program = replace(program_of(2, 2, forward=1.0, backward=1.0, up=2.0, down=2.0), table=table)
+    program = program_of(2, 2, table=table, forward=1.0, backward=1.0, up=2.0, down=2.0)
     exact = engine.play_exact(program, tail_of(2), rows)
     # The forward has 1 byte left when the gradient joins, so it ends at 7 s; the gradient has 1 byte left then.
     assert exact.timeline.start == [pytest.approx([0, 3, 8, 12]), pytest.approx([3, 4, 8, 9])]
