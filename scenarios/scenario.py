@@ -271,7 +271,9 @@ def _checked_placement(
         build_placement(placement, machine, layout.tp, devices // layout.model_parallel, layout.pp)
     except InputError as error:
         head = f"{error.where}: " if error.where else ""
-        problems += [Problem(problem.field, f"{head}{problem.message}") for problem in error.problems]
+        problems += [
+            Problem(problem.field or "placement.node_file", f"{head}{problem.message}") for problem in error.problems
+        ]
     return placement
 
 

@@ -67,7 +67,8 @@ class Dragonfly(Entry):
         beside = self.switches_per_node.value if self.switches_per_node else 1
         ports = nics_per_node // beside  # of a node, on each of its switches
         block = place // max(self.endpoints_per_switch.value // max(ports, 1), 1)
-        return (block * beside + (nics // max(ports, 1)).clip(max=beside - 1)) % self.switches_per_group.value
+        switch: npt.NDArray[np.int64] = block * beside + (nics // max(ports, 1)).clip(max=beside - 1)
+        return switch % self.switches_per_group.value
 
     def gateway(self, group: int, peer: int, link: int) -> int:
         """The switch of a group that holds one of its links to another group.
