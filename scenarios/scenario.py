@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationErr
 from ..topology.errors import InputError, Problem
 from ..topology.files import build, looks_like_path, problems_of
 from ..topology.machine import Machine, load_machine
-from ..topology.placement import PlacementSpec, build_placement
+from ..topology.placement_spec import PlacementSpec
 from .fields import Count, Text
 from .framework import Framework, load_framework
 from .layout import Layout
@@ -267,14 +267,18 @@ def _checked_placement(
 ) -> PlacementSpec | None:
     """The placement with its node file read; what is wrong with it joins the problems."""
     machine, layout = parts.machine, parts.layout
-    if machine is None or layout is None:
-        return None
+    if machine is None or layout is None or placement == PlacementSpec():
+        return placement  # the first nodes, in order: what holds the devices holds them so
+    from ..topology.placement import build_placement  # arrays are loaded where a placement has to be laid out
+
     try:
         placement = placement.with_nodes_read(folder)
         build_placement(placement, machine, layout.tp, devices // layout.model_parallel, layout.pp)
     except InputError as error:
         head = f"{error.where}: " if error.where else ""
-        problems += [Problem(problem.field, f"{head}{problem.message}") for problem in error.problems]
+        problems += [
+            Problem(problem.field or "placement.node_file", f"{head}{problem.message}") for problem in error.problems
+        ]
     return placement
 
 

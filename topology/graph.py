@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .fabrics import Dragonfly, FatTree
+from .fabrics import Dragonfly, FatTree, Torus, UserGraph
+from .graph_files import read_graph, write_graph
 from .machine import Machine
 
 if TYPE_CHECKING:
     import networkx as nx
+
+__all__ = ["fabric_graph", "fabric_summary", "node_graph", "read_graph", "write_graph"]
 
 
 def node_graph(machine: Machine) -> nx.Graph:
@@ -43,21 +46,65 @@ def node_graph(machine: Machine) -> nx.Graph:
     return graph
 
 
-def fabric_graph(machine: Machine) -> nx.Graph:
-    """The whole fabric; its own ``graph`` method draws a part of it."""
-    fabric = machine.fabric
-    if isinstance(fabric, FatTree):
-        return fabric.graph(machine.node_count)
-    return fabric.graph()
+def fabric_graph(machine: Machine, *, with_nodes: bool = False) -> nx.Graph:
+    """The whole fabric; its own ``graph`` method draws a part of it.
+
+    Args:
+        machine: The machine.
+        with_nodes: Whether the nodes stand in it too, as ``("node", number)``, joined to their switches by
+            as many links as they have ports there. Then the graph, written to a file, is a fabric of
+            kind ``graph``. The nodes of a torus are its vertices, and get these names.
+
+    Returns:
+        A graph whose edges have ``count`` of links and ``bandwidth_bytes_per_s`` of them all, one direction.
+    """
+    fabric, nics = machine.fabric, machine.node.nic_count
+    graph = fabric.graph(machine.node_count, nics) if isinstance(fabric, FatTree) else fabric.graph()
+    if not with_nodes or isinstance(fabric, UserGraph):
+        return graph
+    import networkx as nx
+    import numpy as np
+
+    nodes = np.arange(machine.node_count, dtype=np.int64)
+    if isinstance(fabric, Torus):
+        number = fabric.node_numbers(np.array(list(graph), dtype=np.int64)).tolist()
+        return nx.relabel_nodes(graph, {vertex: ("node", n) for vertex, n in zip(graph, number, strict=True)})
+    graph.add_nodes_from((("node", node) for node in nodes.tolist()), kind="node")
+    group = fabric.groups_of(nodes).tolist()
+    for nic in range(nics):
+        if isinstance(fabric, Dragonfly):
+            at = fabric.switches_of(nodes, np.full(len(nodes), nic), nics).tolist()
+            ends: list[tuple[Any, ...]] = list(zip(group, at, strict=True))
+        else:
+            rail = nic * fabric.rails.value // nics
+            ends = [("leaf", leaf, rail) for leaf in group]
+        for node, end in enumerate(ends):
+            edge = graph.get_edge_data(("node", node), end, {"count": 0, "bandwidth_bytes_per_s": 0.0})
+            bandwidth = edge["bandwidth_bytes_per_s"] + machine.node.nic_bandwidth_bytes_per_s
+            graph.add_edge(("node", node), end, count=edge["count"] + 1, bandwidth_bytes_per_s=bandwidth)
+    return graph
 
 
 def fabric_summary(machine: Machine) -> dict[str, float | int | str]:
-    """The sizes and bandwidths that describe the fabric, with those of a node's ports."""
-    summary = machine.fabric.summary()
-    summary["nics_per_node"] = machine.node.nic_count
-    summary["injection_bytes_per_s_per_node"] = machine.node.injection_bytes_per_s
-    if isinstance(machine.fabric, Dragonfly):
+    """The sizes and bandwidths that describe the fabric, with those of a node's ports.
+
+    For every kind: counts, ports (degrees), ``bisection_bytes_per_s`` (one half of the machine to the
+    other, one direction), ``taper`` (what is sent in over what gets across: out of a group for a dragonfly,
+    into a leaf for a fat tree, over the bisection for others) and ``diameter_hops`` (most hops between switches,
+    or between nodes where these pass messages on).
+    """
+    fabric, node = machine.fabric, machine.node
+    summary = fabric.summary()
+    summary["nics_per_node"] = node.nic_count
+    summary["injection_bytes_per_s_per_node"] = node.injection_bytes_per_s
+    if isinstance(fabric, Dragonfly):
         # With all traffic leaving the group; the groups of a real machine may hold fewer nodes than ports.
-        outgoing = machine.fabric.global_bytes_per_s() / machine.fabric.group_nodes.value
+        outgoing = fabric.global_bytes_per_s() / fabric.group_nodes.value
         summary["global_bytes_per_s_per_node"] = outgoing
+    elif isinstance(fabric, FatTree):
+        summary |= fabric.size_summary(machine.node_count, node.nic_count)
+    else:
+        half = machine.node_count // 2 * node.injection_bytes_per_s
+        across = float(summary["bisection_bytes_per_s"])
+        summary["taper"] = half / across if across else 0.0
     return summary

@@ -174,7 +174,7 @@ class Routes:
         pair = ends if len(ends) == 2 else (None, None)
         if pair not in joined:
             named = {-1: "switch"}
-            beside = [str(named.get(b, b)) for a, b in joined if a in ends]
+            beside = [str(named.get(b, b)) for a, b in joined if ends and a == ends[0]]
             shown = f"; device {ends[0]} is joined to {', '.join(beside)}" if beside else ""
             raise input_error(f"{fault} is not there{shown}", field="perturb")
         a, b = pair
@@ -342,7 +342,7 @@ class Routes:
 
         >>> from .machine import load_machine
         >>> Routes(load_machine("frontier"), nodes=200).fabric_hops(np.zeros(3, int), np.array([4, 800, 1500])).tolist()
-        [0, 1, 3]
+        [0, 1, 2]
         """
         per_node = self.node.devices
         a, b = source // per_node, target // per_node

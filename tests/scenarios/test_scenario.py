@@ -478,3 +478,31 @@ def test_any_override_is_taken_or_is_an_input_error(overrides):
         load_scenario("frontier-22b", overrides)
     except InputError as error:
         assert str(error)
+
+
+def test_a_placement_is_part_of_the_scenario_and_comes_back(tmp_path):
+    (tmp_path / "nodes.txt").write_text("5-8\n100\n300-303\n9000-9006\n", encoding="utf-8")
+    overrides = ["placement.order=tp-pp-dp", f"placement.node_file={tmp_path / 'nodes.txt'}"]
+    scenario = load_scenario("crusher-175b", [*overrides, "machine=frontier"])
+    assert scenario.placement.nodes == (5, 6, 7, 8, 100, 300, 301, 302, 303, *range(9000, 9007))
+    document = scenario.document()
+    assert document["placement"] == {"order": "tp-pp-dp", "nodes": list(scenario.placement.nodes)}
+    assert scenario_from_document(json.loads(json.dumps(document))).placement == scenario.placement
+    assert "placement" not in load_scenario("crusher-175b").document()
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("placement.order=tp-pp", "placement.order: unknown order 'tp-pp'; did you mean tp-"),
+        ("placement.nodes=[1,2]", "placement.nodes: lists 2 nodes, but the ranks fill 384"),
+        ("placement.node_file=none.txt", "placement.node_file: none.txt: no such file"),
+        ("placement.node=3", "placement.node: unknown key"),
+        ("placement.nodes=everywhere", "placement.nodes"),
+        ("placement.shape=[8,8,6]", "placement.shape: is for a torus; the fabric of frontier is a dragonfly"),
+    ],
+)
+def test_a_placement_that_cannot_be_is_an_error_of_the_scenario(override, said):
+    with pytest.raises(InputError) as caught:
+        load_scenario("frontier-1t", [override])
+    assert said in str(caught.value)

@@ -62,6 +62,7 @@ PLAYERS = {
     "des": alone(engine.play),
     "des-exact": alone(engine.play_exact),
 }
+play_recurrence, play_des, play_exact = PLAYERS.values()
 SCREEN = alone(screen.play)
 every_player = pytest.mark.parametrize("play", PLAYERS.values(), ids=PLAYERS)
 
@@ -247,9 +248,9 @@ def steps(draw):
 def test_recurrence_and_events_agree_where_nothing_is_shared(step):
     program, tail = step
     quiet = traffic_of(program.stages)
-    exact = engine.play_exact(program, tail, quiet)
-    assert same(recurrence.play(program, tail, quiet), exact)
-    assert same(engine.play(program, tail, quiet), exact)
+    exact = play_exact(program, tail, quiet)
+    assert same(play_recurrence(program, tail, quiet), exact)
+    assert same(play_des(program, tail, quiet), exact)
 
 
 @given(st.integers(1, 12), st.integers(1, 40), st.booleans(), st.data())
@@ -274,16 +275,16 @@ def test_rows_that_no_two_transfers_ever_share_change_nothing(step):
     program = replace(program, send_blocks=True)  # one message at a time
     kinds = 3 * program.stages - 1
     rows = traffic_of(program.stages, [{kind: 1.0} for kind in range(kinds)], (1.0,) * kinds)
-    exact = engine.play_exact(program, tail, rows)
+    exact = play_exact(program, tail, rows)
     assert exact.solves == 0
-    assert same(recurrence.play(program, tail, rows), exact)
-    assert same(engine.play(program, tail, rows), exact)
+    assert same(play_recurrence(program, tail, rows), exact)
+    assert same(play_des(program, tail, rows), exact)
 
 
 @given(steps())
 def test_a_step_is_never_shorter_than_the_work_of_any_stage(step):
     program, tail = step
-    played = recurrence.play(program, tail, traffic_of(program.stages))
+    played = play_recurrence(program, tail, traffic_of(program.stages))
     for stage, starts in enumerate(played.timeline.start):
         work = program.micro_batches * (program.forward_s[stage] + program.backward_s[stage])
         assert played.tail.step_s >= (work + tail.optimizer_s[stage] + tail.overhead_s) * (1 - 1e-12)
@@ -296,8 +297,8 @@ def test_a_slower_part_never_makes_a_quiet_step_shorter(step, part):
     program, tail = step
     slower = replace(program, **{part: tuple(1.5 * value for value in getattr(program, part))})
     quiet = traffic_of(program.stages)
-    before = recurrence.play(program, tail, quiet).tail.step_s
-    assert recurrence.play(slower, tail, quiet).tail.step_s >= before * (1 - 1e-12)
+    before = play_recurrence(program, tail, quiet).tail.step_s
+    assert play_recurrence(slower, tail, quiet).tail.step_s >= before * (1 - 1e-12)
 
 
 @given(steps())
@@ -313,7 +314,7 @@ def test_the_closed_form_is_the_recurrence_where_stages_are_alike(step):
         latency_s=(0.0,) * (program.stages - 1),
     )
     quiet = traffic_of(program.stages)
-    assert screen.play(alike, tail, quiet).tail.step_s == pytest.approx(recurrence.play(alike, tail, quiet).tail.step_s)
+    assert SCREEN(alike, tail, quiet).tail.step_s == pytest.approx(play_recurrence(alike, tail, quiet).tail.step_s)
 
 
 # A table that cannot be played
@@ -345,7 +346,7 @@ def test_a_table_that_waits_for_ever_is_refused(play, table):
 def test_two_rings_that_meet_on_a_link_share_it_while_both_run():
     """Stage 1 starts its 4 bytes at 4 s alone, stage 0 joins at 6 s; the link is busy until both are through."""
     rows = traffic_of(2, [{}, {}, {0: 1.0}, {0: 1.0}, {}], (1.0,))
-    for play in (engine.play, engine.play_exact):
+    for play in (play_des, play_exact):
         played = play(program_of(2, 1), tail_of(2, reduce=4.0), rows)
         assert played.tail.reduce_s == pytest.approx([6.0, 6.0])  # 6 to 12 s, and 4 to 10 s
         assert played.tail.step_s == pytest.approx(12.0)
@@ -359,7 +360,7 @@ def test_messages_that_meet_on_a_link_share_it():
         [FORWARD, BACKWARD, KINDS + FORWARD, KINDS + BACKWARD],
     ]
     program = program_of(2, 2, table=table, forward=1.0, backward=1.0, up=2.0, down=2.0)
-    exact = engine.play_exact(program, tail_of(2), rows)
+    exact = play_exact(program, tail_of(2), rows)
     # The forward has 1 byte left when the gradient joins, so it ends at 7 s; the gradient has 1 byte left then.
     assert exact.timeline.start == [pytest.approx([0, 3, 8, 12]), pytest.approx([3, 4, 8, 9])]
     assert exact.timeline.held_s == pytest.approx([2 + 3, 3 + 2])
@@ -393,7 +394,7 @@ def crowded_steps(draw, message_share=4.0, apart=False):
 @given(crowded_steps())
 def test_a_stage_is_free_once_its_work_and_its_messages_are_done(step):
     program, tail, traffic = step
-    for play in (engine.play, engine.play_exact):
+    for play in (play_des, play_exact):
         timeline = play(program, tail, traffic).timeline
         for stage, starts in enumerate(timeline.start):
             work = program.micro_batches * (program.forward_s[stage] + program.backward_s[stage])
@@ -404,8 +405,8 @@ def test_a_stage_is_free_once_its_work_and_its_messages_are_done(step):
 @given(crowded_steps())
 def test_messages_that_share_take_at_least_their_time_alone(step):
     program, tail, traffic = step
-    alone = recurrence.play(program, tail, traffic).timeline.held_s
-    for held, least in zip(engine.play_exact(program, tail, traffic).timeline.held_s, alone, strict=True):
+    alone = play_recurrence(program, tail, traffic).timeline.held_s
+    for held, least in zip(play_exact(program, tail, traffic).timeline.held_s, alone, strict=True):
         assert held >= least - 1e-9
 
 
@@ -415,7 +416,7 @@ def test_des_is_exact_where_messages_share_with_rings_alone(step):
     program, tail, traffic = step
     longest = max(program.forward_s + program.backward_s) + max((0.0, *program.up_s, *program.down_s))
     program = replace(program, backward_s=(*program.backward_s[:-1], longest))
-    assert same(engine.play(program, tail, traffic), engine.play_exact(program, tail, traffic))
+    assert same(play_des(program, tail, traffic), play_exact(program, tail, traffic))
 
 
 @given(crowded_steps(message_share=0.1))
@@ -425,8 +426,8 @@ def test_the_residue_of_des_is_small_where_messages_are(step):
     Over 3,000 steps with all transfers on three links at most, the worst error was 0.24 % with messages of a
     tenth of a forward, 5 % with messages as long as a forward, and 29 % with messages four times as long.
     """
-    exact = engine.play_exact(*step).tail.step_s
-    assert engine.play(*step).tail.step_s == pytest.approx(exact, rel=0.01)
+    exact = play_exact(*step).tail.step_s
+    assert play_des(*step).tail.step_s == pytest.approx(exact, rel=0.01)
 
 
 @given(crowded_steps())
@@ -440,8 +441,8 @@ def test_a_step_costs_a_bounded_number_of_events(step):
     """Four an action while links are free: its end, its message, its delivery, its receiver; sharing adds some."""
     program, tail, traffic = step
     actions = sum(map(len, program.table))
-    quiet = engine.play_exact(program, tail, traffic_of(program.stages))
-    crowded = engine.play_exact(program, tail, traffic)
+    quiet = play_exact(program, tail, traffic_of(program.stages))
+    crowded = play_exact(program, tail, traffic)
     assert quiet.events <= 4 * actions + 12 * program.stages
     assert crowded.events <= 10 * actions + 20 * program.stages
-    assert engine.play(program, tail, traffic).events <= crowded.events
+    assert play_des(program, tail, traffic).events <= crowded.events

@@ -172,3 +172,55 @@ def test_a_part_that_is_not_there_cannot_be_drawn(frontier):
         load_machine("fugaku").fabric.graph((2, 2))
     with pytest.raises(InputError, match="0 nodes make 0 leaves"):
         load_machine("selene").fabric.graph(0)
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_every_summary_tells_bisection_taper_and_diameter(name):
+    summary = fabric_summary(load_machine(name))
+    assert summary["bisection_bytes_per_s"] > 0
+    assert summary["taper"] > 0
+    assert summary["diameter_hops"] >= 1
+    assert all(isinstance(value, (int, float, str)) for value in summary.values())
+
+
+def test_bisections_are_those_of_the_formulas():
+    assert fabric_summary(load_machine("frontier"))["bisection_bytes_per_s"] == pytest.approx(38 * 39 * 100e9)
+    assert fabric_summary(load_machine("lumi-g"))["bisection_bytes_per_s"] == pytest.approx(12 * 12 * 500e9)
+    assert fabric_summary(load_machine("dgx-h100"))["bisection_bytes_per_s"] == pytest.approx(1024 * 8 * 50e9)
+    fugaku = fabric_summary(load_machine("fugaku"))
+    assert fugaku["bisection_bytes_per_s"] == pytest.approx(2 * 158_976 / 24 * 6.8e9)
+    assert fugaku["diameter_hops"] == 12 + 11 + 12 + 1 + 1 + 1
+
+
+def test_auroras_global_links_add_up_to_what_is_printed():
+    fabric = load_machine("aurora").fabric
+    both_ways = 2 * fabric.groups.value * fabric.global_bytes_per_s() / 2
+    assert both_ways == pytest.approx(1.38e15, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["frontier", "lumi-g", "aurora"])
+def test_no_switch_has_more_nodes_than_ports_for_them(name):
+    machine = load_machine(name)
+    graph = fabric_graph(machine, with_nodes=True)
+    ports = Counter()
+    for a, b, count in graph.edges(data="count"):
+        if a[0] == "node":
+            ports[b] += count
+        elif b[0] == "node":
+            ports[a] += count
+    assert max(ports.values()) <= 16
+    assert sum(ports.values()) == machine.node_count * machine.node.nic_count
+
+
+def test_a_tree_with_pods_joins_them_at_its_cores():
+    from .small import fat_tree
+
+    machine = fat_tree(16, 2, 3, leaves_per_pod=4, core_oversubscription=2)
+    graph = fabric_graph(machine)
+    assert nx.shortest_path_length(graph, ("leaf", 0, 0), ("leaf", 3, 0)) == 2
+    assert nx.shortest_path_length(graph, ("leaf", 0, 0), ("leaf", 4, 0)) == 4
+    assert graph.edges[("spine", 0, 0), ("core",)]["bandwidth_bytes_per_s"] == pytest.approx(4 * 2 * 10e9 / 2)
+    summary = fabric_summary(machine)
+    assert (summary["pods"], summary["taper"]) == (2, 2)
+    with pytest.raises(InputError, match="is for three levels; there are 2"):
+        fat_tree(16, 2, 2, leaves_per_pod=4)

@@ -17,7 +17,7 @@ from exatwin.topology.errors import InputError
 from exatwin.topology.files import read_document
 from exatwin.topology.machine import Machine, load_machine, machine_from_document, machine_names
 
-BUNDLED = ["dgx-h100", "frontier", "fugaku", "lumi-g", "selene"]
+BUNDLED = ["aurora", "dgx-h100", "frontier", "fugaku", "lumi-g", "selene"]
 
 
 def document(name="frontier"):

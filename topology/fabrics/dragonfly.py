@@ -5,14 +5,13 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from ..errors import Problem, input_error
 from ..facts import BandwidthFact, CountFact, Entry
 
 if TYPE_CHECKING:
     import networkx as nx
+    import numpy as np
+    import numpy.typing as npt
 
 
 class Dragonfly(Entry):
@@ -53,7 +52,8 @@ class Dragonfly(Entry):
 
     def groups_of(self, nodes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The groups that nodes stand in."""
-        return np.minimum(nodes // self.group_nodes.value, self.groups.value - 1)
+        groups: npt.NDArray[np.int64] = (nodes // self.group_nodes.value).clip(max=self.groups.value - 1)
+        return groups
 
     def switches_of(
         self, nodes: npt.NDArray[np.int64], nics: npt.NDArray[np.int64], nics_per_node: int
@@ -67,7 +67,8 @@ class Dragonfly(Entry):
         beside = self.switches_per_node.value if self.switches_per_node else 1
         ports = nics_per_node // beside  # of a node, on each of its switches
         block = place // max(self.endpoints_per_switch.value // max(ports, 1), 1)
-        return (block * beside + np.minimum(nics // max(ports, 1), beside - 1)) % self.switches_per_group.value
+        switch: npt.NDArray[np.int64] = block * beside + (nics // max(ports, 1)).clip(max=beside - 1)
+        return switch % self.switches_per_group.value
 
     def gateway(self, group: int, peer: int, link: int) -> int:
         """The switch of a group that holds one of its links to another group.

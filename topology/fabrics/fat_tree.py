@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from ..errors import Problem, input_error
@@ -13,6 +11,8 @@ from ..facts import BandwidthFact, CountFact, Entry, Fact, RatioFact
 
 if TYPE_CHECKING:
     import networkx as nx
+    import numpy as np
+    import numpy.typing as npt
 
 
 class LevelsFact(Fact[Annotated[int, Field(strict=True, ge=1, le=3)]]):

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from itertools import permutations, product
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from ..errors import Problem, input_error
@@ -17,8 +15,10 @@ from ..facts import BandwidthFact, CountFact, Entry, FlagFact
 
 if TYPE_CHECKING:
     import networkx as nx
+    import numpy as np
+    import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+    Ints = npt.NDArray[np.int64]
 
 TOFU_UNIT = (2, 3, 2)  # a, b, c: the twelve nodes of a unit
 MOST_DRAWN = 200_000  # Fugaku has 158,976 nodes
@@ -150,6 +150,8 @@ class Torus(Entry):
 
     def job_nodes(self, shape: Sequence[int]) -> Ints:
         """Machine node of each of a job's nodes, the job's first axis fastest, laid from node 0 on."""
+        import numpy as np
+
         if self.is_tofu:
             placed = tofu_embedding(shape, self.shape)
             return self.node_numbers(placed.transpose(2, 1, 0, 3).reshape(-1, 6))
@@ -162,11 +164,15 @@ class Torus(Entry):
         On a Tofu network as its site numbers them, x + y X + z X Y units of twelve, in a unit a + 2 b + 6 c
         (riken: T6Dcoord2ID.py of fugaku-mapping-tool); elsewhere the last axis varies fastest.
         """
+        import numpy as np
+
         numbers: Ints = coordinates @ np.array(self._strides(), dtype=np.int64)
         return numbers
 
     def coordinates(self, nodes: Ints) -> Ints:
         """Coordinates of nodes by their numbers, shape (nodes, axes)."""
+        import numpy as np
+
         strides = np.array(self._strides(), dtype=np.int64)
         return nodes[:, None] // strides % np.array(self.shape, dtype=np.int64)
 
@@ -279,6 +285,8 @@ def tofu_embedding(shape: Sequence[int], machine: Sequence[int] = (24, 23, 24, *
     >>> tofu_embedding((4, 1, 1))[:, 0, 0, [0, 3]].tolist()
     [[0, 0], [1, 0], [1, 1], [0, 1]]
     """
+    import numpy as np
+
     order = _tofu_axes(tuple(shape), machine) if len(shape) == 3 else None
     if order is None:
         shown = "x".join(map(str, shape))

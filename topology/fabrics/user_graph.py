@@ -6,8 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from ..errors import InputError, Problem
@@ -16,6 +14,8 @@ from ..graph_files import read_graph
 
 if TYPE_CHECKING:
     import networkx as nx
+    import numpy as np
+    import numpy.typing as npt
 
 NODE = "node:"
 
@@ -65,6 +65,8 @@ class UserGraph(Entry):
 
     def groups_of(self, nodes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The switch that each node hangs on, numbered in the order of the nodes."""
+        import numpy as np
+
         number: dict[str, int] = {}
         for switch in self.first_switch:
             number.setdefault(switch, len(number))
