@@ -63,7 +63,7 @@ def _lane(
         schedule=scenario.layout.schedule,
         jitter=jitter_of(scenario.perturb, lane.replicas[0], scenario.layout.pp, scenario.micro_batches),
     )
-    return Lane(lane.replicas, program, lane.up, lane.down, lane.embedding, cost.message_bytes)
+    return Lane(lane.replicas, program, lane.up, lane.down, lane.embedding)
 
 
 def _tail(scenario: Scenario, calibration: Calibration, cost: JobCost, traffic: Traffic) -> Tail:

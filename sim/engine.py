@@ -94,7 +94,8 @@ class _Run:
             latency, solo_s = program.latency_s[min(stage, receiver)], program.sends(stage, kind)
             flows = lane.flows(stage, kind)
             if any(self.classes.weights[flow] for flow in flows):
-                sizes = [lane.message_bytes] * len(flows)
+                message_bytes = solo_s * min(self.classes.solo[flow] for flow in flows)
+                sizes = [message_bytes] * len(flows)
                 if program.send_blocks:
                     before = env.now
                     yield self._start(flows, sizes)

@@ -111,7 +111,6 @@ class Lane:
         up: Classes of a stage's forward messages, a boundary; several where ranks are not folded.
         down: Classes of the backward messages, a boundary.
         embedding: Classes of the rings between the two copies of a tied embedding.
-        message_bytes: Of one transfer of ``up`` and ``down``.
     """
 
     replicas: tuple[int, ...]
@@ -119,7 +118,6 @@ class Lane:
     up: tuple[tuple[int, ...], ...]
     down: tuple[tuple[int, ...], ...]
     embedding: tuple[int, ...]
-    message_bytes: float
 
     def flows(self, stage: int, kind: int) -> tuple[int, ...]:
         """Classes of the messages after an action."""
