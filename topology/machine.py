@@ -301,8 +301,7 @@ def _with_graph_beside(document: dict[str, Any], where: str) -> dict[str, Any]:
     fabric = document.get("fabric")
     if not (isinstance(fabric, dict) and isinstance(fabric.get("file"), str) and looks_like_path(where)):
         return document
-    file = Path(fabric["file"]).expanduser()
-    return document | {"fabric": fabric | {"file": str(Path(where).expanduser().parent / file)}}
+    return document | {"fabric": fabric | {"file": str(Path(where).expanduser().parent / fabric["file"])}}
 
 
 def _device_problems(machine: Machine) -> Iterator[Problem]:

@@ -109,9 +109,9 @@ class Placement:
         nodes = self.tensor_groups() // self.devices_per_node
         return bool((nodes != nodes[:, :1]).any())
 
-    def routes(self, machine: Machine, faults: Sequence[Fault] = ()) -> Routes:
-        """The links of the job, and the ways between its devices."""
-        return Routes(machine, self.nodes, self.node_list, self.shape, tuple(faults))
+    def routes(self, machine: Machine, faults: Sequence[Fault] = (), non_minimal: float | None = None) -> Routes:
+        """The links of the job, and the ways between its devices; `Routes` says what the arguments are."""
+        return Routes(machine, self.nodes, self.node_list, self.shape, tuple(faults), non_minimal)
 
 
 def build_placement(spec: PlacementSpec, machine: Machine, tp: int, dp: int, pp: int) -> Placement:

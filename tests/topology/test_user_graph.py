@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -46,6 +47,16 @@ def from_graph(folder, graph, machine, suffix=".json"):
     fabric = {"kind": "graph", "file": file.name, "link_bandwidth": fact("10 GB/s")}
     nics = machine.node.nic_count
     return small(fabric, machine.node_count, machine.devices_per_node, nics, where=str(folder / "machine.yaml"))
+
+
+def test_a_machine_file_names_its_graph_by_a_path_from_its_own_folder():
+    machine = load_machine(str(Path(__file__).parent / "data" / "two-leaves.yaml"))
+    assert machine.node_count == 4
+    routes = Routes(machine, 4)
+    hops = routes.route(np.array([1]), np.array([6]))
+    assert "leaf:0 -> spine:1" in {routes.name(int(link)) for link in hops.link}
+    with pytest.raises(InputError, match=r"fabric\.file"):
+        small({"kind": "graph", "file": "a\0b.json", "link_bandwidth": fact("1 GB/s")}, 4)
 
 
 def test_messages_share_the_shortest_ways_by_their_links(tmp_path):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from ..errors import InputError, Problem
+from ..errors import Problem
 from ..facts import BandwidthFact, Entry
 from ..graph_files import read_graph
 
@@ -24,7 +24,17 @@ class UserGraph(Entry):
     """A graph whose vertices ``node:0``, ``node:1``, ... are the machine's nodes, and all others switches.
 
     Messages take the shortest ways, and spread evenly over those that are as short.
-    An edge may state a ``count`` of links and a bandwidth.
+    An edge may state a ``count`` of links and a bandwidth. In a machine file::
+
+        fabric:
+          kind: graph
+          file: two-leaves.edges
+          link_bandwidth: {value: 10 GB/s, source: my-site}
+
+    and in two-leaves.edges beside it, a line an edge::
+
+        node:0 leaf:0
+        leaf:0 spine:0 x2 25GB/s    # two links of 25 GB/s
 
     Attributes:
         file: Beside the machine file: GraphML (``.graphml``), node-link JSON (``.json``) or a list of
@@ -121,8 +131,8 @@ class UserGraph(Entry):
 
         try:
             graph = self._graph
-        except InputError as error:
-            return [Problem("fabric.file", str(error))]
+        except (ValueError, OSError, RuntimeError) as error:  # among them a name no file system takes
+            return [Problem("fabric.file", str(error)[:500])]
         asked = {f"{NODE}{node}" for node in range(nodes)}
         given = {vertex for vertex in graph if vertex.startswith(NODE)}
         if given != asked:
