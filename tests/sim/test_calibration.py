@@ -72,34 +72,47 @@ def test_a_machine_without_a_calibration_is_told_to_give_one():
 # The interval of a step
 
 
-def with_residuals(*errors):
-    fit = Fit(parameters=[], command="", residuals=[Residual(row=str(i), error=e) for i, e in enumerate(errors)])
+def with_residuals(*errors, figures=1):
+    residuals = [Residual(row=str(i), error=error) for i, error in enumerate(errors)]
+    fit = Fit(parameters=["compute"] * figures, command="", residuals=residuals)
     return load_calibration("mi250x-rccl").model_copy(update={"fit": fit})
 
 
 @pytest.mark.parametrize(
-    ("errors", "t"), [((0.02,), 3.078), ((0.01, -0.01), 1.886), ((0.03, 0.0, -0.03), 1.638), ((0.01,) * 10, 1.372)]
+    ("errors", "figures", "t"),
+    [
+        ((0.01, -0.01), 1, 3.078),
+        ((0.03, 0.0, -0.03), 1, 1.886),
+        ((0.03, 0.0, -0.03), 2, 3.078),
+        ((0.02, -0.01, 0.03, 0.01), 1, 1.638),
+        ((0.01,) * 11, 1, 1.372),
+    ],
 )
-def test_the_spread_is_students_80_percent_of_the_residuals(errors, t):
-    rms = math.sqrt(sum(error**2 for error in errors) / len(errors))
-    assert with_residuals(*errors).relative_spread() == pytest.approx(t * rms * math.sqrt(1 + 1 / len(errors)))
+def test_the_spread_is_students_80_percent_of_what_a_fit_left_over(errors, figures, t):
+    freedom = len(errors) - figures
+    deviation = math.sqrt(sum(error**2 for error in errors) / freedom)
+    expected = t * deviation * math.sqrt(1 + 1 / len(errors))
+    assert with_residuals(*errors, figures=figures).relative_spread() == pytest.approx(expected)
 
 
 def test_the_points_of_students_distribution_are_those_of_scipy():
     stats = pytest.importorskip("scipy.stats")
-    for n in range(1, 11):
-        spread = with_residuals(*[1.0] * n).relative_spread() / math.sqrt(1 + 1 / n)
-        assert spread == pytest.approx(stats.t.ppf(0.9, n), abs=5e-4)
+    for freedom in range(1, 11):
+        rows = freedom + 1
+        spread = with_residuals(*[1.0] * rows).relative_spread() / math.sqrt(rows / freedom) / math.sqrt(1 + 1 / rows)
+        assert spread == pytest.approx(stats.t.ppf(0.9, freedom), abs=5e-4)
 
 
 def test_more_rows_of_the_same_error_narrow_the_interval():
-    spreads = [with_residuals(*[0.01] * n).relative_spread() for n in range(1, 30)]
+    spreads = [with_residuals(*[0.01] * n).relative_spread() for n in range(2, 30)]
     assert spreads == sorted(spreads, reverse=True)
 
 
-def test_a_calibration_without_fitted_rows_gives_no_spread():
+def test_a_fit_of_as_many_figures_as_rows_says_nothing_of_the_error():
     assert load_calibration("h100-nccl").relative_spread() is None
     assert with_residuals().relative_spread() is None
+    assert with_residuals(0.0, 0.0, figures=2).relative_spread() is None
+    assert load_calibration("mi250x-rccl").relative_spread() > 0
 
 
 # Files that are wrong

@@ -23,6 +23,7 @@ from exatwin.scenarios.schedules import (
     schedule_table,
 )
 from exatwin.sim import engine, recurrence, screen
+from exatwin.sim.fast_1f1b import play_1f1b
 from exatwin.sim.network import TrafficClasses
 from exatwin.sim.timeline import Program, Tail
 from exatwin.sim.traffic import RingLatency, Traffic
@@ -52,15 +53,25 @@ def traffic_of(stages, weights=None, capacity=(), solo=1.0):
 
 
 def program_of(
-    stages, micro_batches, schedule="1f1b", *, forward=1.0, backward=2.0, up=0.0, down=0.0, latency=0.0, blocks=True
+    stages,
+    micro_batches,
+    schedule="1f1b",
+    *,
+    table=None,
+    forward=1.0,
+    backward=2.0,
+    up=0.0,
+    down=0.0,
+    latency=0.0,
+    blocks=True,
 ):
-    """A program; a duration may be one number for all stages or one for each."""
+    """A program of a schedule or of a table; a duration may be one number for all stages or one for each."""
 
     def each(value, count):
         return tuple(value) if isinstance(value, (list, tuple)) else (value,) * count
 
     return Program(
-        table=code_table(SCHEDULES[schedule], stages, micro_batches),
+        table=table or code_table(SCHEDULES[schedule], stages, micro_batches),
         forward_s=each(forward, stages),
         backward_s=each(backward, stages),
         up_s=each(up, stages - 1),
@@ -68,6 +79,7 @@ def program_of(
         latency_s=each(latency, stages - 1),
         send_blocks=blocks,
         micro_batches=micro_batches,
+        schedule="" if table else schedule,
     )
 
 
@@ -89,9 +101,8 @@ def same(one, other, rel=1e-9):
     """Whether two steps agree in their end, in every start, and in what every stage waited for."""
     return (
         one.tail.step_s == pytest.approx(other.tail.step_s, rel=rel)
-        and list(itertools.chain(*one.timeline.start)) == pytest.approx(
-            list(itertools.chain(*other.timeline.start)), rel=rel, abs=rel
-        )
+        and list(itertools.chain(*one.timeline.start))
+        == pytest.approx(list(itertools.chain(*other.timeline.start)), rel=rel, abs=rel)
         and one.timeline.held_s == pytest.approx(other.timeline.held_s, rel=rel, abs=rel)
         and one.timeline.free == pytest.approx(other.timeline.free, rel=rel, abs=rel)
         and [*one.tail.embedding_s, *one.tail.reduce_s, *one.tail.gather_s]
@@ -125,9 +136,7 @@ def test_a_table_takes_what_the_schedules_own_clock_says(play, schedule, stages,
 @every_player
 def test_one_micro_batch_travels_there_and_back(play):
     program = program_of(4, 1, up=[0.5, 0.25, 0.125], down=0.5, latency=0.0625)
-    assert play(program, tail_of(4), traffic_of(4)).tail.step_s == pytest.approx(
-        4 * 3.0 + 0.875 + 3 * 0.5 + 6 * 0.0625
-    )
+    assert play(program, tail_of(4), traffic_of(4)).tail.step_s == pytest.approx(4 * 3.0 + 0.875 + 3 * 0.5 + 6 * 0.0625)
 
 
 @every_player
@@ -220,6 +229,21 @@ def test_recurrence_and_events_agree_where_nothing_is_shared(step):
     assert same(engine.play(program, tail, quiet), exact)
 
 
+@given(st.integers(1, 12), st.integers(1, 40), st.booleans(), st.data())
+def test_1f1b_for_all_stages_at_once_is_the_walk_over_its_table(stages, micro_batches, blocks, data):
+    per_stage = st.lists(seconds, min_size=stages, max_size=stages)
+    between = st.lists(st.one_of(st.just(0.0), seconds), min_size=stages - 1, max_size=stages - 1)
+    names = {"forward": per_stage, "backward": per_stage, "up": between, "down": between, "latency": between}
+    program = program_of(
+        stages, micro_batches, blocks=blocks, **{name: data.draw(kind) for name, kind in names.items()}
+    )
+    starts, free = recurrence.walk(program)
+    at_once, free_at_once = play_1f1b(program)
+    assert free_at_once == pytest.approx(free, rel=1e-12)
+    for one, other in zip(at_once, starts, strict=True):
+        assert one == pytest.approx(other, rel=1e-12, abs=1e-12)
+
+
 @given(steps())
 def test_rows_that_no_two_transfers_ever_share_change_nothing(step):
     """The network is asked for every transfer here, and each has its link to itself."""
@@ -287,7 +311,7 @@ def test_the_closed_form_is_the_recurrence_where_stages_are_alike(step):
     ],
 )
 def test_a_table_that_waits_for_ever_is_refused(play, table):
-    program = replace(program_of(2, len(table[0]) // 2), table=table)
+    program = program_of(2, len(table[0]) // 2, table=table)
     with pytest.raises(InputError, match="deadlock"):
         play(program, tail_of(2), traffic_of(2))
 
@@ -311,7 +335,7 @@ def test_messages_that_meet_on_a_link_share_it():
         [FORWARD, KINDS + FORWARD, BACKWARD, KINDS + BACKWARD],
         [FORWARD, BACKWARD, KINDS + FORWARD, KINDS + BACKWARD],
     ]
-    program = replace(program_of(2, 2, forward=1.0, backward=1.0, up=2.0, down=2.0), table=table)
+    program = program_of(2, 2, table=table, forward=1.0, backward=1.0, up=2.0, down=2.0)
     exact = engine.play_exact(program, tail_of(2), rows)
     # The forward has 1 byte left when the gradient joins, so it ends at 7 s; the gradient has 1 byte left then.
     assert exact.timeline.start == [pytest.approx([0, 3, 8, 12]), pytest.approx([3, 4, 8, 9])]

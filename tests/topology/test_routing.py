@@ -268,9 +268,7 @@ def test_a_ring_of_neighbours_closes_over_cables_that_exist(name, width):
         group = tuple(range(first, first + width))
         for order in ring_orders(machine(name), group):
             assert sorted(order) == list(group)
-            assert all(
-                graph.has_edge(("device", a), ("device", b)) for a, b in itertools.pairwise((*order, order[0]))
-            )
+            assert all(graph.has_edge(("device", a), ("device", b)) for a, b in itertools.pairwise((*order, order[0])))
 
 
 def test_the_rings_of_a_whole_frontier_node_never_share_a_thin_cable():
