@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..scenarios.result import Prediction
 from ..scenarios.scenario import Scenario, load_scenario
-from ..sim.predict import FIDELITIES, predict
+from ..sim.predict import FOLDED, predict
 from .terminal import indented, open_console, plain_table
 
 RUNS = 3
@@ -54,7 +54,7 @@ def main() -> None:
     for name, overrides in QUESTIONS.items():
         scenario = load_scenario("frontier-1t", overrides)
         table = plain_table("fidelity", "CPU", "wall", "step", "ops", "events", "events/op", "solves", whole=True)
-        for fidelity in FIDELITIES:
+        for fidelity in FOLDED:
             timing = time_prediction(scenario, fidelity)
             engine = timing.prediction.engine
             table.add_row(

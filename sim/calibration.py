@@ -8,6 +8,7 @@ names the rows a fit has used and what was left over on them.
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,6 +21,11 @@ from ..topology.units import Bytes, Seconds
 
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
+Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Reach = Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)]  # above 1 where a switch reduces on the way
+Whole = Annotated[int, Field(strict=True, ge=1)]
+Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
 
 class TileLaw(BaseModel):
     """How the rate of a matrix product depends on its shape.
@@ -30,20 +36,20 @@ class TileLaw(BaseModel):
     """
 
     model_config = _STRICT
-    rows: Fact[int]
-    columns: Fact[int]
-    units: Fact[int] = Field(description="compute units that share the tiles")
-    k_half: Fact[float] = Field(description="inner dimension at which half of the rate is lost")
+    rows: Fact[Whole]
+    columns: Fact[Whole]
+    units: Fact[Whole] = Field(description="compute units that share the tiles")
+    k_half: Fact[Size] = Field(description="inner dimension at which half of the rate is lost")
 
 
 class ComputeFigures(BaseModel):
     """Achieved rates of one device, as fractions of what its vendor printed."""
 
     model_config = _STRICT
-    gemm_fraction: dict[Precision, Fact[float]] = Field(description="large matrix product, of the peak")
+    gemm_fraction: dict[Precision, Fact[Fraction]] = Field(description="large matrix product, of the peak")
     gemm_tile: TileLaw
-    attention_fraction: Fact[float] = Field(description="fused attention, executed FLOP, of the peak")
-    memory_fraction: Fact[float] = Field(description="element-wise work, of the memory bandwidth")
+    attention_fraction: Fact[Fraction] = Field(description="fused attention, executed FLOP, of the peak")
+    memory_fraction: Fact[Fraction] = Field(description="element-wise work, of the memory bandwidth")
     launch: Fact[Seconds] = Field(description="gap in front of each kernel")
 
 
@@ -52,10 +58,10 @@ class NetworkFigures(BaseModel):
 
     model_config = _STRICT
     library: str
-    node_ring: Fact[float] = Field(description="ring collective inside a node, of its links")
-    node_point_to_point: Fact[float] = Field(description="one message inside a node, of its links")
-    fabric_ring: Fact[float] = Field(description="ring collective between nodes, of its NICs")
-    fabric_point_to_point: Fact[float] = Field(description="one message between nodes, of its NIC")
+    node_ring: Fact[Reach] = Field(description="ring collective inside a node, of its links")
+    node_point_to_point: Fact[Reach] = Field(description="one message inside a node, of its links")
+    fabric_ring: Fact[Reach] = Field(description="ring collective between nodes, of its NICs")
+    fabric_point_to_point: Fact[Reach] = Field(description="one message between nodes, of its NIC")
     base: Fact[Seconds] = Field(description="start of a collective")
     node_hop: Fact[Seconds] = Field(description="one step of a ring inside a node")
     fabric_hop: Fact[Seconds] = Field(description="one step of a ring, or one message, between nodes")

@@ -135,10 +135,8 @@ def traffic_classes(classes: int, class_of: Ints, link: Ints, weight: Floats, ca
     pair_link, pair_class = pair // classes, pair % classes
     first = np.flatnonzero(np.concatenate([[True], pair_link[1:] != pair_link[:-1]]))
     links = pair_link[first]
-    # A link's pattern: its classes and weights, hashed with one fixed random number a class, so that equal ones meet.
-    key = np.random.default_rng(20231).integers(1, 2**62, size=classes, dtype=np.uint64)
-    term = key[pair_class] * np.round(total * 2**20).astype(np.uint64)
-    pattern = np.add.reduceat(term, first)
+    # A link's pattern is the sum of one mixed number for each of its classes and weights, so that equal ones meet.
+    pattern = np.add.reduceat(_mixed(pair_class.astype(np.uint64), total), first)
     patterns, row_of = np.unique(pattern, return_inverse=True)
     thinnest = np.full(len(patterns), math.inf)
     np.minimum.at(thinnest, row_of, capacity[links])
@@ -151,6 +149,15 @@ def traffic_classes(classes: int, class_of: Ints, link: Ints, weight: Floats, ca
             weights[int(pair_class[use])][row] = float(total[use])
     solo = [min((thinnest[row] / w for row, w in rows.items()), default=math.inf) for rows in weights]
     return _without_idle_rows(weights, thinnest.tolist(), [float(rate) for rate in solo], len(links))
+
+
+def _mixed(class_of: npt.NDArray[np.uint64], weight: Floats) -> npt.NDArray[np.uint64]:
+    """A 64-bit number for each class and weight, all bits depending on all (the finaliser of splitmix64)."""
+    mixed = np.round(weight * 2**20).astype(np.uint64) + class_of * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    finished: npt.NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
+    return finished
 
 
 def _without_idle_rows(

@@ -219,9 +219,7 @@ def recomputed(shapes: Shapes, mode: str) -> list[Op]:
     """The forward ops of a layer that the backward pass runs again."""
     if mode == "full":
         return layer_forward(shapes)
-    if mode == "selective":
-        return [] if shapes.layout.flash_attention else attention_core(shapes)
-    return []
+    return attention_core(shapes) if mode == "selective" else []
 
 
 def embedding_forward(shapes: Shapes) -> list[Op]:

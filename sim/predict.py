@@ -42,9 +42,10 @@ _PLAYERS: dict[str, Callable[[Step, TrafficClasses], Played]] = {
     "des-per-rank": engine.play_exact,
 }
 FIDELITIES = tuple(_PLAYERS)
+FOLDED = FIDELITIES[:-1]  # those that play replicas and ranks which behave alike once
 NETWORK_MODES: tuple[NetworkMode, ...] = ("shared", "solo")
 INTERVAL_LEVEL = 0.8
-MOST_UNFOLDED = 4096  # ranks that des-per-rank plays
+MOST_UNFOLDED = 1_000_000  # ranks times micro-batches that des-per-rank plays, about a minute
 _DAY_S = 86400.0
 _HOUR_S = 3600.0
 
@@ -72,8 +73,12 @@ def predict(
         raise input_error(f"{fidelity!r} is unknown{nearest(fidelity, FIDELITIES)}", field="fidelity")
     if network not in NETWORK_MODES:
         raise input_error(f"{network!r} is unknown{nearest(network, NETWORK_MODES)}", field="network")
-    if fidelity == "des-per-rank" and scenario.devices > MOST_UNFOLDED:
-        message = f"des-per-rank plays every rank, at most {MOST_UNFOLDED}, not {scenario.devices}; use des-exact"
+    unfolded = scenario.devices * scenario.micro_batches
+    if fidelity == "des-per-rank" and unfolded > MOST_UNFOLDED:
+        message = (
+            f"des-per-rank plays every rank, at most {MOST_UNFOLDED} times a micro-batch,"
+            f" not {scenario.devices} x {scenario.micro_batches}; use des-exact"
+        )
         raise input_error(message, field="fidelity")
     if calibration is None:
         calibration = choose_calibration(scenario)

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from exatwin.scenarios.scenario import load_scenario, scenario_from_document, scenario_names
-from exatwin.sim.predict import FIDELITIES, predict
+from exatwin.sim.predict import FOLDED, predict
 
 EACH = pytest.mark.parametrize(
     ("name", "fidelity"),
@@ -17,7 +17,7 @@ EACH = pytest.mark.parametrize(
         # A million events: the trillion-parameter run is played exactly by the benchmark.
         (name, fidelity)
         for name in scenario_names()
-        for fidelity in FIDELITIES
+        for fidelity in FOLDED
         if (name, fidelity) != ("frontier-1t", "des-exact")
     ],
 )
@@ -88,7 +88,7 @@ def test_communication_is_exposed_no_longer_than_it_lasts(name, fidelity):
         assert 0 <= record.exposed_s <= record.busy_s * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("fidelity", FIDELITIES)
+@pytest.mark.parametrize("fidelity", FOLDED)
 def test_the_same_question_gets_the_same_answer_to_the_bit(fidelity):
     for name in ("lumi-175b-2048", "fugaku-13b"):
         scenario = load_scenario(name)

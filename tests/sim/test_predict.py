@@ -15,7 +15,7 @@ from exatwin.scenarios.scenario import load_scenario, scenario_from_document
 from exatwin.scenarios.schedules import SCHEDULES
 from exatwin.sim.calibration import default_calibration
 from exatwin.sim.ops import Shapes, step_flop
-from exatwin.sim.predict import FIDELITIES, predict
+from exatwin.sim.predict import FOLDED, predict
 from exatwin.topology.errors import InputError
 from exatwin.topology.machine import load_machine, machine_names
 
@@ -128,7 +128,7 @@ any_scenario = settings(max_examples=60, suppress_health_check=[HealthCheck.too_
 
 
 @any_scenario
-@given(scenarios(), st.sampled_from(FIDELITIES))
+@given(scenarios(), st.sampled_from(FOLDED))
 def test_any_valid_scenario_gets_a_whole_answer(scenario, fidelity):
     result = answer(scenario, fidelity)
     found = numbers({k: v for k, v in dataclasses.asdict(result).items() if k != "scenario"})
@@ -146,7 +146,7 @@ def test_any_valid_scenario_gets_a_whole_answer(scenario, fidelity):
 
 
 @any_scenario
-@given(scenarios(), st.sampled_from(FIDELITIES))
+@given(scenarios(), st.sampled_from(FOLDED))
 def test_no_step_is_shorter_than_its_flop_at_the_peak(scenario, fidelity):
     layout = scenario.layout
     shapes = Shapes(scenario.model, scenario.training, layout)
