@@ -205,9 +205,7 @@ def _breakdown(scenario: Scenario, cost: JobCost, tail: Tail, played: Played, st
     return Breakdown(**parts, bubble=max(ends.step_s - sum(parts.values()), 0.0))
 
 
-def _comm(
-    scenario: Scenario, traffic: Traffic, cost: JobCost, played: Played, stage: int
-) -> tuple[CommRecord, ...]:
+def _comm(scenario: Scenario, traffic: Traffic, cost: JobCost, played: Played, stage: int) -> tuple[CommRecord, ...]:
     layout, count = scenario.layout, scenario.micro_batches
     assert layout.dp is not None
     both = (cost.stages[stage].forward + cost.stages[stage].backward).times(count)

@@ -72,7 +72,7 @@ class InSwitchAllReduce(_InSwitch):
         """One phase, two steps."""
         if group.ranks == 1:
             return ()
-        return (Phase(_switch_edges(group), (1 + 1 / group.ranks) * size_bytes, inside_steps=2.0),)
+        return (Phase(_switch_edges(group), (1 + 1 / group.ranks) * size_bytes, switch_steps=2.0),)
 
 
 class InSwitchTreeAllReduce(_InSwitch):
@@ -97,7 +97,7 @@ class InSwitchTreeAllReduce(_InSwitch):
             Phase(
                 np.concatenate([inside, rails]),
                 size_bytes,
-                inside_steps=2.0,
+                switch_steps=2.0,
                 across_steps=2.0 * math.ceil(math.log2(nodes)),
                 share=share,
             ),

@@ -38,6 +38,7 @@ class GroupShape:
         switched: Whether a node's devices hang on one switch.
         inside_bytes_per_s: What one member reaches inside its node in a ring; for choosing.
         across_bytes_per_s: What the members of one node reach together out of it.
+        switch_bytes_per_s: A device's link to a switch that reduces, as printed.
     """
 
     ranks: int
@@ -47,6 +48,7 @@ class GroupShape:
     switched: bool = False
     inside_bytes_per_s: float = 100e9
     across_bytes_per_s: float = 25e9
+    switch_bytes_per_s: float = 300e9
 
     def __post_init__(self) -> None:
         if self.members_per_node == 0 and self.ranks % self.nodes == 0 and self.nodes in (1, self.ranks):
@@ -78,6 +80,7 @@ class Phase:
         edge_bytes: What an edge carries.
         inside_steps: Steps in a row that pay the latency of a node's links.
         across_steps: Steps in a row that pay that of the fabric.
+        switch_steps: Trips to a reducing switch in a row.
         gate_steps: Steps in a row that the network's own hardware takes, with no software between.
         share: Part of ``edge_bytes`` that each edge carries; None where it is 1.
         message: Whether the edges are single messages rather than steps of a ring kernel.
@@ -91,6 +94,7 @@ class Phase:
     edge_bytes: float
     inside_steps: float = 0.0
     across_steps: float = 0.0
+    switch_steps: float = 0.0
     gate_steps: float = 0.0
     share: Floats | None = None
     message: bool = False
@@ -102,7 +106,7 @@ class Phase:
     @property
     def steps(self) -> float:
         """All steps in a row, repetitions counted."""
-        return (self.inside_steps + self.across_steps + self.gate_steps) * self.repeat
+        return (self.inside_steps + self.across_steps + self.switch_steps + self.gate_steps) * self.repeat
 
     def edge_list(self, group: GroupShape) -> Ints:
         """The edges as pairs of members."""

@@ -133,6 +133,7 @@ class TorusAllReduce(_Torus):
         """One phase of ``2 (q - 1) + 2 sum(L // 2)`` steps."""
         if group.ranks == 1:
             return ()
+        piece = min(segment_bytes(size_bytes), size_bytes / len(_axes(group)))
         trees, parts = _trees(group)
         chains = _chains(group)
         edges = np.concatenate([trees, trees[:, ::-1], chains, chains[:, ::-1]])
@@ -145,7 +146,8 @@ class TorusAllReduce(_Torus):
                 across_steps=2.0 * _depth(group),
                 share=share,
                 message=True,
-                segment_bytes=min(segment_bytes(size_bytes), size_bytes),
+                step_bytes=piece,
+                segment_bytes=piece,
                 reduce_bytes=size_bytes,
             ),
         )
@@ -168,6 +170,7 @@ class TorusBroadcast(_Torus):
         """One phase of ``(q - 1) + sum(L // 2)`` steps, after the parts have reached their roots."""
         if group.ranks == 1:
             return ()
+        piece = min(segment_bytes(size_bytes), size_bytes / len(_axes(group)))
         trees, parts = _trees(group)
         chains = _chains(group)
         roots = _roots(group)
@@ -182,7 +185,8 @@ class TorusBroadcast(_Torus):
                 across_steps=float(_depth(group) + (len(moved) > 0)),
                 share=share,
                 message=True,
-                segment_bytes=min(segment_bytes(size_bytes), size_bytes),
+                step_bytes=piece,
+                segment_bytes=piece,
             ),
         )
 
