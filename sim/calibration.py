@@ -96,13 +96,16 @@ class NetworkFigures(BaseModel):
     """Achieved shares of the links, and latencies, of the collective library.
 
     Attributes:
-        node_ring_plain: As ``node_ring``, where that counts a switch that reduces; absent where it does not.
+        node_ring_plain: As ``node_ring``, where that counts a switch that reduces, or the fill of pieces; what
+            `sim.communicate` takes where it is given.
     """
 
     model_config = _STRICT
     library: str
     node_ring: Fact[float] = Field(description="ring collective inside a node, of its links")
-    node_ring_plain: Fact[float] | None = Field(default=None, description="the same without a switch that reduces")
+    node_ring_plain: Fact[float] | None = Field(
+        default=None, description="the same for long messages, without a switch that reduces"
+    )
     switch: SwitchFigures | None = None
     node_point_to_point: Fact[float] = Field(description="one message inside a node, of its links")
     fabric_ring: Fact[float] = Field(description="ring collective between nodes, of its NICs")
@@ -113,6 +116,10 @@ class NetworkFigures(BaseModel):
     fill: Fact[Seconds] | None = Field(
         default=None,
         description="what a transfer's pipeline of pieces loses: twice the root of this times its own time",
+    )
+    fabric_fill: Fact[Seconds] | None = Field(default=None, description="the same over several nodes, if it differs")
+    lanes: Fact[int] | None = Field(
+        default=None, description="network ports that the messages of one process share; absent where all of them"
     )
     protocols: tuple[Protocol, ...] = Field(default=(), description="ways beside the plain one")
     eager: EagerFigures | None = None

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..topology.routing import Hops, Routes, join, ring_orders
 from .calibration import NetworkFigures, Protocol
 from .collectives import GroupShape, Phase
-from .collectives.choice import Choice, choose, latency_s, pipelined_s
+from .collectives.choice import Choice, choose, fill_s, latency_s, pipelined_s
 from .network import traffic_classes
 
 Ints = npt.NDArray[np.int64]
@@ -129,10 +129,18 @@ def _phase_s(
 ) -> tuple[float, float]:
     """Seconds of one round of a phase, and its latency alone."""
     rate = _rate(_hops(phase, members, group, routes, figures), routes, np.ones(3))
+    if figures.lanes and phase.message and not phase.segment_bytes and not isinstance(phase.edges, str):
+        # Messages of one process queue at the interfaces that it drives.
+        share_out = np.ones(len(phase.edges)) if phase.share is None else phase.share
+        across = members[0][phase.edges[:, 0]] != members[0][phase.edges[:, 1]]
+        if across.any():
+            busiest = float(np.bincount(phase.edges[across, 0], weights=share_out[across]).max())
+            lane = routes.machine.node.nic_bandwidth.value * figures.fabric_point_to_point.value
+            rate = min(rate, figures.lanes.value * lane / busiest)
     share = protocol.share.value if protocol else 1.0
     moving = 0.0 if math.isinf(rate) else phase.edge_bytes / (rate * share)
     latency = _latency_s(phase, figures, protocol, rate)
-    fill = figures.fill.value if figures.fill and protocol is None else 0.0
+    fill = fill_s(figures, across=group.nodes > 1)
     moved = pipelined_s(moving, fill)
     adding = 0.0
     if figures.reduce and phase.reduce_bytes:

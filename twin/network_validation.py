@@ -17,6 +17,7 @@ import numpy as np
 from ..scenarios.measurements import MeasuredBenchmark, Use, measured_benchmarks
 from ..sim.calibration import NetworkFigures, load_calibration
 from ..sim.communicate import CollectiveTime, collective_s
+from ..topology.facts import Fact
 from ..topology.machine import load_machine
 from ..topology.routing import Routes
 
@@ -113,7 +114,7 @@ def validate_network(figures: Mapping[str, NetworkFigures] | None = None) -> Net
     for row in measured_benchmarks():
         if row.use == "context":
             continue
-        own = (figures or {}).get(row.calibration) or load_calibration(row.calibration).network
+        own = _of_system(row, (figures or {}).get(row.calibration) or load_calibration(row.calibration).network)
         if row.series not in calls:
             calls[row.series] = _call_s(row, own)
         time = predict_benchmark(row, own)
@@ -147,6 +148,20 @@ def predict_benchmark(row: MeasuredBenchmark, figures: NetworkFigures) -> Collec
         groups = (node[:, np.newaxis] + np.arange(row.ranks_per_node)).reshape(1, -1)
     algorithm = "ring" if row.library == "NCCL ring" else None
     return collective_s(row.op, row.size_bytes, groups, _routes(row.machine, row.nodes), figures, algorithm)
+
+
+SYSTEM_FABRIC_FILL_S = {"aws-p4de": 122e-6, "aws-p5": 70e-6}
+"""What EFA costs a pipeline between nodes (`fabric_fill`), a system; InfiniBand's rows show none."""
+
+
+def _of_system(row: MeasuredBenchmark, figures: NetworkFigures, fill_s: float | None = None) -> NetworkFigures:
+    name = _machine(row.machine).name
+    if name not in SYSTEM_FABRIC_FILL_S:
+        return figures
+    fact = Fact[float](
+        value=fill_s or SYSTEM_FABRIC_FILL_S[name], source="exatwin-fit", at=f"rows on {name} of use fit"
+    )
+    return figures.model_copy(update={"fabric_fill": fact})
 
 
 @cache
@@ -188,7 +203,7 @@ class NetworkFit:
 
 
 FITTED: dict[str, dict[str, tuple[str, ...]]] = {
-    "a100-nccl": {"a100-8-azure": ("fill",)},
+    "a100-nccl": {"a100-8-azure": ("fill", "node_ring_plain")},
     "h100-nccl": {"h100-8-azure": ("fill", "switch.share")},
     "a64fx-tofud": {
         "fugaku-pingpong": ("eager.start", "eager.fill"),
@@ -196,6 +211,10 @@ FITTED: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 """Figures fitted on the rows of use ``fit`` of the series whose names begin so."""
+
+
+# What a pipeline of pieces and the switch reach shows in large messages; in small ones the latencies hide it.
+_FROM = {"a100-nccl": 32 * MIB, "h100-nccl": 32 * MIB}
 
 
 def fit_network(calibration: str) -> NetworkFit:
@@ -209,7 +228,11 @@ def fit_network(calibration: str) -> NetworkFit:
     found: dict[str, float] = {}
     residuals: dict[str, float] = {}
     for series, paths in FITTED[calibration].items():
-        rows = [row for row in measured_benchmarks() if row.use == "fit" and row.series.startswith(series)]
+        rows = [
+            row
+            for row in measured_benchmarks()
+            if row.use == "fit" and row.series.startswith(series) and row.size_bytes >= _FROM.get(calibration, 0)
+        ]
         start = np.log([_read(figures, path) for path in paths])
 
         def with_values(
@@ -235,6 +258,22 @@ def fit_network(calibration: str) -> NetworkFit:
         found |= dict(zip(paths, np.exp(best.x).tolist(), strict=True))
         residuals |= {name: ratio - 1 for name, ratio in ratios(best.x).items()}
     return NetworkFit(calibration, found, residuals)
+
+
+def fit_system_fill(system: str) -> float:
+    """Make a value of `SYSTEM_FABRIC_FILL_S` again, from that system's rows of use ``fit``. Needs SciPy."""
+    from scipy.optimize import minimize_scalar
+
+    rows = [row for row in measured_benchmarks() if row.use == "fit" and _machine(row.machine).name == system]
+
+    def cost(log_fill: float) -> float:
+        total = 0.0
+        for row in rows:
+            own = _of_system(row, load_calibration(row.calibration).network, float(np.exp(log_fill)))
+            total += float(np.log((_call_s(row, own) + predict_benchmark(row, own).seconds) / row.time_s) ** 2)
+        return total
+
+    return float(np.exp(minimize_scalar(cost, bounds=(np.log(1e-6), np.log(1e-3)), method="bounded").x))
 
 
 def _read(part: Any, path: str) -> float:

@@ -1,6 +1,6 @@
 """Collectives, one module an algorithm and one line in the table."""
 
-from .all_to_all import DirectAllToAll, HierarchicalAllToAll, PairwiseAllToAll
+from .all_to_all import DirectAllToAll, DoubleSpreadAllToAll, HierarchicalAllToAll, PairwiseAllToAll
 from .broadcast import BinomialBroadcast, ScatterAllGatherBroadcast
 from .halving_doubling import BruckAllGather, BruckReduceScatter, DoublingAllReduce, HalvingDoublingAllReduce
 from .hierarchical import HierarchicalAllGather, HierarchicalAllReduce, HierarchicalReduceScatter
@@ -8,7 +8,7 @@ from .in_switch import InSwitchAllReduce, InSwitchTreeAllReduce
 from .point_to_point import Exchange, PointToPoint
 from .ring import RingAllGather, RingAllReduce, RingBroadcast, RingReduceScatter
 from .shape import Collective, CollectiveShape, GroupShape, Phase, Schedule, Transfer
-from .torus import OffloadAllReduce, OffloadBroadcast, TorusAllReduce, TorusBroadcast
+from .torus import OffloadAllReduce, OffloadBroadcast, TorusAllGather, TorusAllReduce, TorusBroadcast
 from .tree import TreeAllReduce
 
 _ALL: tuple[Collective, ...] = (
@@ -24,6 +24,7 @@ _ALL: tuple[Collective, ...] = (
     RingAllGather(),
     BruckAllGather(),
     HierarchicalAllGather(),
+    TorusAllGather(),
     RingReduceScatter(),
     BruckReduceScatter(),
     HierarchicalReduceScatter(),
@@ -34,6 +35,7 @@ _ALL: tuple[Collective, ...] = (
     OffloadBroadcast(),
     DirectAllToAll(),
     PairwiseAllToAll(),
+    DoubleSpreadAllToAll(),
     HierarchicalAllToAll(),
     PointToPoint(),
     Exchange("sendrecv", both=False),

@@ -10,16 +10,18 @@ import numpy as np
 
 from .shape import Algorithm, GroupShape, Ints, Phase, Schedule, Transfer, pairs, step
 
-MOST_SHIFTS = 48
-"""Partners that stand for all of them where there are more: evenly spread, each with its part of the bytes."""
+MOST_SHIFTS, LEAST_SHIFTS, MOST_EDGES = 48, 8, 400_000
+"""How many partners stand for all of them where there are more, evenly spread; fewer in huge groups."""
 
 
-def _shifts(ranks: int) -> tuple[Ints, float]:
-    if ranks - 1 <= MOST_SHIFTS:
-        return np.arange(1, ranks), 1.0
-    # An odd stride visits near and far partners, and every place in the node, alike.
-    chosen = np.unique(np.linspace(1, ranks - 1, MOST_SHIFTS).astype(np.int64))
-    return chosen, (ranks - 1) / len(chosen)
+def _shifts(ranks: int, last: int | None = None) -> tuple[Ints, float]:
+    """Distances to partners, 1 to ``last`` (all), and how many each stands for."""
+    count = ranks - 1 if last is None else last
+    most = max(LEAST_SHIFTS, min(MOST_SHIFTS, MOST_EDGES // ranks))
+    if count <= most:
+        return np.arange(1, count + 1), 1.0
+    chosen = np.unique(np.linspace(1, count, most).astype(np.int64))
+    return chosen, count / len(chosen)
 
 
 def _exchange(ranks: int, shift: int, blocks_of: int) -> tuple[Transfer, ...]:
@@ -43,6 +45,38 @@ class PairwiseAllToAll(Algorithm):
         """Block ``i p + j`` goes from i to j."""
         p = group.ranks
         return Schedule(p * p, tuple(_exchange(p, r, p) for r in range(1, p)))
+
+
+class DoubleSpreadAllToAll(Algorithm):
+    """Pairwise both ways round at once: in step r to ``i + r`` and to ``i - r``.
+
+    Source: Fujitsu MPI's name for its default (doublespread); how it pairs is taken from the name.
+    """
+
+    name = "double_spread"
+    op = "all_to_all"
+
+    def phases(self, size_bytes: float, group: GroupShape) -> tuple[Phase, ...]:
+        """One phase a step; with many ranks, of some of the steps, repeated."""
+        p = group.ranks
+        member = np.arange(p)
+        half = (p - 1) // 2
+        chosen, repeat = _shifts(p, half)
+        phases = []
+        for r in chosen:
+            source, target = np.tile(member, 2), np.concatenate([(member + r) % p, (member - r) % p])
+            phases.append(step(source, target, size_bytes / p, group, repeat=repeat))
+        if p % 2 == 0:
+            phases.append(step(member, (member + p // 2) % p, size_bytes / p, group))
+        return tuple(phases)
+
+    def schedule(self, group: GroupShape) -> Schedule:
+        """Blocks as in the pairwise one."""
+        p = group.ranks
+        rounds = [(*_exchange(p, r, p), *_exchange(p, p - r, p)) for r in range(1, (p - 1) // 2 + 1)]
+        if p % 2 == 0:
+            rounds.append(_exchange(p, p // 2, p))
+        return Schedule(p * p, tuple(rounds))
 
 
 class DirectAllToAll(Algorithm):

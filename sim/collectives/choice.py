@@ -178,6 +178,12 @@ def pipelined_s(transfer_s: float, fill_s: float) -> float:
     return transfer_s + 2 * math.sqrt(fill_s * transfer_s)
 
 
+def fill_s(figures: NetworkFigures, *, across: bool) -> float:
+    """Fill of the pipeline of pieces, inside a node or over the fabric too."""
+    fill = figures.fabric_fill if across and figures.fabric_fill else figures.fill
+    return fill.value if fill else 0.0
+
+
 def latency_s(phase: Phase, figures: NetworkFigures, protocol: Protocol | None) -> float:
     """Latency of one round of a phase's steps, with the library's fixed figures."""
     inside = protocol.node_hop.value if protocol else figures.node_hop.value
@@ -202,7 +208,7 @@ def _reckoned_s(phase: Phase, group: GroupShape, figures: NetworkFigures, protoc
         inside_s = phase.edge_bytes / group.inside_bytes_per_s if group.members_per_node != 1 else 0.0
         across_s = phase.edge_bytes / group.across_bytes_per_s if group.nodes > 1 and phase.edges == "ring" else 0.0
     moving = max(inside_s, across_s) / (protocol.share.value if protocol else 1.0)
-    fill = figures.fill.value if figures.fill and protocol is None else 0.0
+    fill = fill_s(figures, across=across_s > 0)
     return (latency_s(phase, figures, protocol) + pipelined_s(moving, fill)) * phase.repeat
 
 
@@ -242,9 +248,11 @@ def _fujitsu(op: str, size: float, group: GroupShape, figures: NetworkFigures) -
         if on_torus:
             return "torus", "on a torus of its own"
         return ("binomial", "up to 12 KiB") if size <= 12 * KIB else ("scatter_all_gather", "above 12 KiB")
+    if op == "all_gather" and on_torus and size > 512 * KIB:
+        return "torus", "above 512 KiB in all, on a torus of its own"
     if op in ("all_gather", "reduce_scatter"):
         return ("bruck", "up to 512 KiB in all") if size <= 512 * KIB else ("ring", "above 512 KiB in all")
-    return ("direct", "all at once")
+    return ("double_spread", "its default") if op == "all_to_all" else ("direct", "one message")
 
 
 def _mpich(op: str, size: float, group: GroupShape, figures: NetworkFigures) -> tuple[str, str]:

@@ -204,6 +204,103 @@ def _roots(group: GroupShape) -> Ints:
     return np.array(roots, dtype=np.int64) * group.members_per_node
 
 
+class TorusAllGather(_Torus):
+    """Rings along the axes one after the other, each part in its own order, at each place of a node; then in the node.
+
+    A process copies every byte of the result once, out of the interfaces' buffers or its neighbours' memory.
+    """
+
+    op = "all_gather"
+
+    def phases(self, size_bytes: float, group: GroupShape) -> tuple[Phase, ...]:
+        """One phase an axis, all parts at once, and one in the node."""
+        if group.ranks == 1:
+            return ()
+        q, shape = group.members_per_node, _axes(group)
+        phases = []
+        held = [size_bytes / group.ranks / len(shape)] * len(shape)
+        for turn in range(len(shape) if group.nodes > 1 else 0):
+            edges, carried = [], []
+            for part in range(len(shape)):
+                axis = (part + turn) % len(shape)
+                ring = _axis_ring(shape, axis)
+                every = (ring[np.newaxis] * q + np.arange(q)[:, np.newaxis, np.newaxis]).reshape(-1, 2)
+                edges.append(every)
+                carried.append(np.full(len(every), held[part] * (shape[axis] - 1)))
+                held[part] *= shape[axis]
+            share = np.concatenate(carried)
+            most = float(share.max())
+            steps = float(max(shape) - 1)
+            copied = float(sum(part[0] for part in carried))
+            phases.append(
+                Phase(
+                    np.concatenate(edges),
+                    most,
+                    across_steps=steps,
+                    share=share / most,
+                    message=True,
+                    step_bytes=most / steps,
+                    reduce_bytes=copied,
+                )
+            )
+        if q > 1:
+            inner = (q - 1) / q * size_bytes
+            phases.append(
+                Phase("node_rings", inner, inside_steps=q - 1, step_bytes=inner / (q - 1), reduce_bytes=inner)
+            )
+        return tuple(phases)
+
+    def schedule(self, group: GroupShape) -> Schedule:
+        """Block ``i D + k`` is part k of member i's shard."""
+        q, shape = group.members_per_node, _axes(group)
+        parts, nodes = len(shape), group.nodes
+        held = [[[node] for node in range(nodes)] for _ in range(parts)]
+        rounds: list[tuple[Transfer, ...]] = []
+        for turn in range(parts if nodes > 1 else 0):
+            streams = []
+            for part in range(parts):
+                axis = (part + turn) % parts
+                following = {int(a): int(b) for a, b in _axis_ring(shape, axis)}
+                moving = {node: list(held[part][node]) for node in range(nodes)}
+                stream = []
+                for _ in range(shape[axis] - 1):
+                    stream.append([(a, b, part, tuple(moving[a])) for a, b in following.items()])
+                    moving = {b: moving[a] for a, b in following.items()}
+                    for node in range(nodes):
+                        held[part][node] = held[part][node] + moving[node]
+                streams.append(stream)
+            for r in range(max(map(len, streams))):
+                sends = [send for stream in streams if r < len(stream) for send in stream[r]]
+                rounds.append(
+                    tuple(
+                        Transfer(a * q + place, b * q + place, tuple((n * q + place) * parts + part for n in origin))
+                        for a, b, part, origin in sends
+                        for place in range(q)
+                    )
+                )
+        rounds += [
+            tuple(
+                Transfer(
+                    node * q + place,
+                    node * q + (place + 1) % q,
+                    tuple((n * q + (place - r) % q) * parts + part for n in range(nodes) for part in range(parts)),
+                )
+                for node in range(nodes)
+                for place in range(q)
+            )
+            for r in range(q - 1)
+        ]
+        return Schedule(group.ranks * parts, tuple(rounds))
+
+
+def _axis_ring(shape: tuple[int, ...], axis: int) -> Ints:
+    """Edges from each node to the next along an axis."""
+    number = np.arange(math.prod(shape))
+    stride = math.prod(shape[:axis])
+    at = number // stride % shape[axis]
+    return pairs(number, number + ((at + 1) % shape[axis] - at) * stride)
+
+
 class _Offload(_Torus):
     """One tree, walked by the interfaces themselves; the processes of a node meet in memory."""
 

@@ -57,13 +57,13 @@ def start(op, ranks, blocks):
             elif op == "all_to_all":
                 mine = block // ranks == member
             else:
-                mine = block == member
+                mine = block * ranks // blocks == member
             if mine:
                 held[member][block][member] = 1
     return held
 
 
-def expected(op, ranks, member, block):
+def expected(op, ranks, member, block, blocks):
     """Contributions that a member must hold in the end; None where it does not matter."""
     everyone = Counter(range(ranks))
     if op == "all_reduce":
@@ -73,7 +73,7 @@ def expected(op, ranks, member, block):
     if op in ("broadcast", "send"):
         return Counter([0])
     if op == "all_gather":
-        return Counter([block])
+        return Counter([block * ranks // blocks])
     if op == "all_to_all":
         return Counter([block // ranks]) if block % ranks == member else None
     neighbours = {(member - 1) % ranks} | ({(member + 1) % ranks} if op == "exchange" else set())
@@ -101,7 +101,7 @@ def test_the_right_data_arrives_everywhere(key, group):
     held = play(op, group.ranks, schedule)
     for member in range(group.ranks):
         for block in range(schedule.blocks):
-            want = expected(op, group.ranks, member, block)
+            want = expected(op, group.ranks, member, block, schedule.blocks)
             assert want is None or held[member][block] == want, (member, block, held[member][block])
 
 
