@@ -151,9 +151,7 @@ def job_cost(scenario: Scenario, calibration: Calibration, traffic: Traffic) -> 
 
     forward = pricer.price(layer_forward(shapes))
     backward = pricer.price(layer_backward(shapes, framework))
-    again = {
-        mode: pricer.price(recomputed(shapes, mode), recompute=True) for mode in set(layout.recompute_by_stage())
-    }
+    again = {mode: pricer.price(recomputed(shapes, mode), recompute=True) for mode in set(layout.recompute_by_stage())}
     stages = []
     for stage, (layers, mode) in enumerate(
         zip(layout.layers_by_stage(model.layers), layout.recompute_by_stage(), strict=True)
