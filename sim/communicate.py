@@ -140,7 +140,7 @@ def _phase_s(
     share = protocol.share.value if protocol else 1.0
     moving = 0.0 if math.isinf(rate) else phase.edge_bytes / (rate * share)
     latency = _latency_s(phase, figures, protocol, rate)
-    fill = fill_s(figures, across=group.nodes > 1)
+    fill = fill_s(figures, protocol, across=group.nodes > 1)
     moved = pipelined_s(moving, fill)
     adding = 0.0
     if figures.reduce and phase.reduce_bytes:
@@ -150,7 +150,9 @@ def _phase_s(
             one = rule.segment.value + phase.segment_bytes / rule.rate.value
             adding = phase.reduce_bytes / phase.segment_bytes * one
             return latency + phase.across_steps / 2 * one + max(moved, adding), latency
-        adding = rule.segment.value + phase.reduce_bytes / rule.rate.value
+        adding = phase.reduce_bytes / rule.rate.value
+        if phase.overlapped:
+            return latency + max(moved, adding), latency
     return latency + moved + adding, latency
 
 

@@ -150,7 +150,7 @@ def predict_benchmark(row: MeasuredBenchmark, figures: NetworkFigures) -> Collec
     return collective_s(row.op, row.size_bytes, groups, _routes(row.machine, row.nodes), figures, algorithm)
 
 
-SYSTEM_FABRIC_FILL_S = {"aws-p4de": 122e-6, "aws-p5": 70e-6}
+SYSTEM_FABRIC_FILL_S = {"aws-p4de": 122e-6, "aws-p5": 75e-6}
 """What EFA costs a pipeline between nodes (`fabric_fill`), a system; InfiniBand's rows show none."""
 
 
@@ -203,7 +203,6 @@ class NetworkFit:
 
 
 FITTED: dict[str, dict[str, tuple[str, ...]]] = {
-    "a100-nccl": {"a100-8-azure": ("fill", "node_ring_plain")},
     "h100-nccl": {"h100-8-azure": ("fill", "switch.share")},
     "a64fx-tofud": {
         "fugaku-pingpong": ("eager.start", "eager.fill"),
@@ -214,7 +213,7 @@ FITTED: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 # What a pipeline of pieces and the switch reach shows in large messages; in small ones the latencies hide it.
-_FROM = {"a100-nccl": 32 * MIB, "h100-nccl": 32 * MIB}
+_FROM = {"h100-nccl": 32 * MIB}
 
 
 def fit_network(calibration: str) -> NetworkFit:

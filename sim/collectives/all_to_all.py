@@ -1,7 +1,7 @@
 """All-to-all: each member has ``size / p`` bytes for every member; ``size_bytes`` is what one holds in all.
 
 Source: Thakur, Rabenseifner and Gropp 2005, doi 10.1177/1094342005051521 (pairwise); NCCL,
-grouped ncclSend and ncclRecv (direct); Kumar et al. 2008, doi 10.1145/1375527.1375544, and DeepEP (hierarchical).
+grouped ncclSend and ncclRecv (direct); DeepEP, README (hierarchical).
 """
 
 from __future__ import annotations

@@ -178,10 +178,15 @@ def pipelined_s(transfer_s: float, fill_s: float) -> float:
     return transfer_s + 2 * math.sqrt(fill_s * transfer_s)
 
 
-def fill_s(figures: NetworkFigures, *, across: bool) -> float:
-    """Fill of the pipeline of pieces, inside a node or over the fabric too."""
-    fill = figures.fabric_fill if across and figures.fabric_fill else figures.fill
-    return fill.value if fill else 0.0
+def fill_s(figures: NetworkFigures, protocol: Protocol | None, *, across: bool) -> float:
+    """Fill of the pipeline of pieces.
+
+    Inside a node only the plain protocol hands pieces over one by one; the others carry their flags in the data.
+    Over the fabric every piece waits for the port.
+    """
+    if across and figures.fabric_fill:
+        return figures.fabric_fill.value
+    return figures.fill.value if figures.fill and protocol is None else 0.0
 
 
 def latency_s(phase: Phase, figures: NetworkFigures, protocol: Protocol | None) -> float:
@@ -208,7 +213,7 @@ def _reckoned_s(phase: Phase, group: GroupShape, figures: NetworkFigures, protoc
         inside_s = phase.edge_bytes / group.inside_bytes_per_s if group.members_per_node != 1 else 0.0
         across_s = phase.edge_bytes / group.across_bytes_per_s if group.nodes > 1 and phase.edges == "ring" else 0.0
     moving = max(inside_s, across_s) / (protocol.share.value if protocol else 1.0)
-    fill = fill_s(figures, across=across_s > 0)
+    fill = fill_s(figures, protocol, across=across_s > 0)
     return (latency_s(phase, figures, protocol) + pipelined_s(moving, fill)) * phase.repeat
 
 

@@ -87,7 +87,8 @@ class Phase:
         repeat: How often the phase happens.
         step_bytes: What one step hands on, where that is the message whose latency counts.
         segment_bytes: Pieces that a pipeline hands on; each step beyond the first adds the time of one.
-        reduce_bytes: What the busiest member adds up.
+        reduce_bytes: What the busiest member adds up, or copies.
+        overlapped: Whether it does so while more arrives.
     """
 
     edges: Ints | Rings
@@ -102,6 +103,7 @@ class Phase:
     step_bytes: float = 0.0
     segment_bytes: float = 0.0
     reduce_bytes: float = 0.0
+    overlapped: bool = False
 
     @property
     def steps(self) -> float:

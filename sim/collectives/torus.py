@@ -241,6 +241,7 @@ class TorusAllGather(_Torus):
                     message=True,
                     step_bytes=most / steps,
                     reduce_bytes=copied,
+                    overlapped=True,
                 )
             )
         if q > 1:
@@ -316,7 +317,7 @@ class _Offload(_Torus):
         child = np.flatnonzero(parent != np.arange(len(parent)))
         up = np.concatenate([pairs(child, parent[child]) * group.members_per_node, _chains(group)])
         edges = np.concatenate([up, up[:, ::-1]]) if self._up else up[:, ::-1]
-        return (Phase(edges, size_bytes, gate_steps=(2.0 if self._up else 1.0) * max(_depth(group), 1), message=True),)
+        return (Phase(edges, size_bytes, gate_steps=2.0 * max(_depth(group), 1), message=True),)
 
     def schedule(self, group: GroupShape) -> Schedule:
         """One block."""
