@@ -257,7 +257,9 @@ def _pipeline_hops(grid: Ints, routes: Routes, figures: NetworkFigures) -> tuple
     return found[0], found[1]
 
 
-def _by_lane(classes: Ints, lane_of: Ints, shape: tuple[int, int, int], lanes: int) -> list[tuple[tuple[int, ...], ...]]:
+def _by_lane(
+    classes: Ints, lane_of: Ints, shape: tuple[int, int, int], lanes: int
+) -> list[tuple[tuple[int, ...], ...]]:
     """Of each lane and boundary its classes, from those of all messages."""
     by_message = classes.reshape(shape)
     return [
@@ -312,9 +314,7 @@ def tensor_ring_rate(placement: Placement, routes: Routes, figures: NetworkFigur
     """Rate of a tensor-parallel ring while every group of the job runs one, on undamaged links."""
     if placement.tp == 1:
         return float("inf")
-    groups = placement.tensor_groups()
-    if not placement.tensor_group_crosses_nodes():
-        groups = groups[: max(placement.devices_per_node // placement.tp, 1)]  # every node is alike
+    groups = tensor_groups_together(placement)
     hops = ring_hops(routes, groups)
     weight = hops.share / _ring_reach(figures)[routes.place[hops.link]]
     return traffic_classes(1, np.zeros(len(hops.link), np.int64), hops.link, weight, routes.capacity).solo[0]
@@ -341,6 +341,14 @@ def _disturbed_tensor_rates(
 def _ring_reach(figures: NetworkFigures) -> Floats:
     """Share of a link that a ring reaches, by the link's place."""
     return np.array([figures.node_ring.value, figures.fabric_ring.value, 1.0])
+
+
+def tensor_groups_together(placement: Placement) -> Ints:
+    """Tensor-parallel groups that stand for all: those of one node, where no group leaves its own."""
+    groups = placement.tensor_groups()
+    if placement.tensor_group_crosses_nodes():
+        return groups
+    return groups[: max(placement.devices_per_node // placement.tp, 1)]  # every node is alike
 
 
 def _message_latency(grid: Ints, per_node: int, figures: NetworkFigures) -> tuple[float, ...]:
