@@ -8,6 +8,7 @@ names the rows a fit has used and what was left over on them.
 from __future__ import annotations
 
 import math
+from importlib import resources
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -248,7 +249,10 @@ def default_calibration(machine: Machine) -> Calibration:
     Raises:
         InputError: If none names that machine.
     """
+    folder = resources.files("exatwin.sim") / "calibrations"
     for name in calibration_names():
+        if machine.name not in (folder / f"{name}.yaml").read_text(encoding="utf-8"):
+            continue  # parsing the others would take most of a prediction's time
         calibration = load_calibration(name)
         if machine.name in calibration.machines:
             return calibration

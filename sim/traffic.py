@@ -126,6 +126,7 @@ class _Classes:
     def __init__(self) -> None:
         self.count = 0
         self._uses: list[tuple[Ints, PhaseHops]] = []
+        self._numbered: dict[int, Ints] = {}
 
     def number(self, class_of_row: Ints, hops: PhaseHops) -> Ints:
         """New classes for the rows of a phase or of messages.
@@ -137,9 +138,12 @@ class _Classes:
         Returns:
             The class of each row.
         """
+        if id(hops) in self._numbered:  # the same transfers again, such as the rings of two operations
+            return self._numbered[id(hops)]
         numbers = self.count + class_of_row
         self.count += int(class_of_row.max()) + 1
         self._uses.append((numbers[hops.row], hops))
+        self._numbered[id(hops)] = numbers
         return numbers
 
     def fold(self, capacity: Floats) -> tuple[TrafficClasses, LinkUse]:
@@ -207,6 +211,7 @@ def build_traffic(scenario: Scenario, calibration: Calibration, *, fold: bool = 
     groups = np.swapaxes(grid, 1, 2).reshape(-1, dp)
     rows = (np.arange(pp)[:, None] * width + tensor).reshape(-1)
     over_replicas: list[tuple[Collective, ...]] = []
+    rings: dict[str, PhaseHops] = {}
     for op, sizes in (
         (shards.reduce_op(scenario), [shards.reduce_bytes(scenario, count) for count in stages]),
         ("all_gather", [shards.gather_bytes(scenario, count) for count in stages]),
@@ -214,7 +219,7 @@ def build_traffic(scenario: Scenario, calibration: Calibration, *, fold: bool = 
         if dp == 1 or max(sizes) == 0:
             over_replicas.append(((),) * pp)
             continue
-        plan = plan_collective(op, sizes, groups, routes, figures, scenario.algorithm("dp", op))
+        plan = plan_collective(op, sizes, groups, routes, figures, scenario.algorithm("dp", op), rings)
         algorithms["dp", op] = plan.choice.algorithm
         numbered = [classes.number(rows, hops).reshape(pp, tp) for hops in plan.hops]
         over_replicas.append(
