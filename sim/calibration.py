@@ -167,6 +167,14 @@ class Fit(BaseModel):
     residuals: list[Residual]
 
 
+class BenchmarkFit(BaseModel):
+    """Which figures were fitted on timed messages and collectives, apart from any run."""
+
+    model_config = _STRICT
+    parameters: list[str]
+    command: str
+
+
 class Calibration(BaseModel):
     """A named set of achieved figures.
 
@@ -176,6 +184,8 @@ class Calibration(BaseModel):
         device: The device it was measured on.
         date: When it was made.
         software: The stack it belongs to.
+        fit: The fit on whole runs, which gives a step its interval.
+        benchmark_fit: The fit on benchmarks of the network.
     """
 
     model_config = _STRICT
@@ -190,6 +200,7 @@ class Calibration(BaseModel):
     memory: MemoryFigures
     step: StepFigures
     fit: Fit | None = None
+    benchmark_fit: BenchmarkFit | None = None
     note: str | None = None
 
     def gemm_fraction(self, precision: Precision) -> float:

@@ -263,9 +263,7 @@ def phase_hops(phase: Phase, members: Ints, group: GroupShape, routes: Routes, f
     )
 
 
-def _switch_hops(
-    source: Ints, target: Ints, share: npt.NDArray[np.float64], members: Ints, routes: Routes
-) -> Hops:
+def _switch_hops(source: Ints, target: Ints, share: npt.NDArray[np.float64], members: Ints, routes: Routes) -> Hops:
     """Links between devices and the switch of their node; the message number counts groups and, within, edges."""
     node = routes.node
     up = np.array([node.path[a][(a + 1) % node.devices][0] for a in range(node.devices)])

@@ -267,9 +267,7 @@ def _by_lane(
 ) -> list[tuple[tuple[int, ...], ...]]:
     """Of each lane and boundary its classes, from those of all messages."""
     by_message = classes.reshape(shape)
-    return [
-        tuple(tuple(np.unique(row[lane_of == lane]).tolist()) for row in by_message) for lane in range(lanes)
-    ]
+    return [tuple(tuple(np.unique(row[lane_of == lane]).tolist()) for row in by_message) for lane in range(lanes)]
 
 
 def _collective(plan: Plan, size: int, classes: list[Ints]) -> Collective:
@@ -325,9 +323,7 @@ def tensor_ring_rate(placement: Placement, routes: Routes, figures: NetworkFigur
     return traffic_classes(1, np.zeros(len(hops.link), np.int64), hops.link, weight, routes.capacity).solo[0]
 
 
-def _disturbed_tensor_rates(
-    placement: Placement, damage: Damage, figures: NetworkFigures, rate: float
-) -> Floats:
+def _disturbed_tensor_rates(placement: Placement, damage: Damage, figures: NetworkFigures, rate: float) -> Floats:
     """Rate of the tensor-parallel rings of each stage and replica, shape (pp, dp)."""
     rates = np.full((placement.pp, placement.dp), rate)
     if placement.tp == 1 or not (len(damage.nodes) or len(damage.links)):
