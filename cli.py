@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 DONE, FAILED, BAD_INPUT, ANSWER_IS_NO, OUTSIDE_TOLERANCE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
-KINDS = ("machines", "models", "scenarios", "calibrations", "frameworks", "schedules", "published")
+KINDS = ("machines", "topology", "models", "scenarios", "calibrations", "frameworks", "schedules", "published")
 SCHEMAS = ("scenario", "machine", "model", "framework")
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -187,13 +187,20 @@ def simulate(
 @click.argument("name", required=False, type=BundledName(""), metavar="[NAME|PATH]")
 @_output_options
 def show(kind: str, name: str | None, as_json: bool, output: str | None, quiet: bool) -> int:
-    """List what is bundled, or show one of it in full."""
+    """List what is bundled, or show one of it in full.
+
+    With topology, -o FILE draws the machine (.svg, .png, .pdf) or writes its
+    graph (.graphml, .json, .edges).
+    """
     from .report.documents import check_destination
 
     check_destination(output)
     from .report.show import show_kind, show_one
 
     shown = show_one(kind, name) if name else show_kind(kind)
+    if shown.save and output and output != "-":
+        shown.save(output)
+        output = None
     _answer(shown.document, shown.view, as_json=as_json, output=output, quiet=quiet)
     return DONE
 
