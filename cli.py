@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from .report.terminal import Screen
+    from .sim.predict import NetworkMode
 
 DONE, FAILED, BAD_INPUT, ANSWER_IS_NO, OUTSIDE_TOLERANCE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -88,6 +89,12 @@ def _fidelities() -> Sequence[str]:
     return FIDELITIES
 
 
+def _network_modes() -> Sequence[str]:
+    from .sim.predict import NETWORK_MODES
+
+    return NETWORK_MODES
+
+
 def _output_options(command: CommandT) -> CommandT:
     """``--json``, ``-o`` and ``-q``, as every command that gives an answer has them."""
     options = (
@@ -144,7 +151,14 @@ def cli(context: click.Context, show_traceback: bool) -> None:
     type=Word(_fidelities, "LEVEL"),
     default="des",
     show_default=True,
-    help="screen, recurrence, des or des-exact: quick to thorough.",
+    help="screen, recurrence, des, des-exact or des-per-rank: quick to thorough; the last plays every rank by itself.",
+)
+@click.option(
+    "--network",
+    type=Word(_network_modes, "MODE"),
+    default="shared",
+    show_default=True,
+    help="shared, or solo: every transfer as if it were alone, to see what contention costs.",
 )
 @_output_options
 def simulate(
@@ -152,6 +166,7 @@ def simulate(
     overrides: tuple[str, ...],
     calibration: str | None,
     fidelity: str,
+    network: NetworkMode,
     as_json: bool,
     output: str | None,
     quiet: bool,
@@ -165,15 +180,15 @@ def simulate(
 
     check_destination(output)
     from .report.published import published_run
-    from .report.tables import prediction_view
+    from .report.tables import prediction_document, prediction_view
     from .scenarios.scenario import load_scenario
     from .sim.calibration import load_calibration
     from .sim.predict import predict
 
     question = load_scenario(scenario, overrides)
-    prediction = predict(question, load_calibration(calibration) if calibration else None, fidelity)
+    prediction = predict(question, load_calibration(calibration) if calibration else None, fidelity, network)
     _answer(
-        prediction.document(__version__),
+        prediction_document(prediction, question),
         lambda screen: [prediction_view(prediction, question, published_run(question, prediction), screen)],
         as_json=as_json,
         output=output,
