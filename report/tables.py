@@ -108,18 +108,16 @@ def _header(prediction: Prediction, scenario: Scenario) -> RenderableType:
         how + (", network solo: every transfer as if it were alone" if prediction.network == "solo" else ""),
     ]
     perturbed = perturbation_words(scenario)
-    marked = [indented(_perturbed_words(perturbed, prediction, scenario), "yellow")] if perturbed else []
+    marked = [indented(_perturbed_words(perturbed, prediction), "yellow")] if perturbed else []
     return Group(Text(scenario.name, style="bold"), *(indented(line) for line in lines), *marked)
 
 
-def _perturbed_words(perturbed: Sequence[str], prediction: Prediction, scenario: Scenario) -> str:
+def _perturbed_words(perturbed: Sequence[str], prediction: Prediction) -> str:
     """What is perturbed, and how many kinds of replicas that makes."""
     named = "; ".join(perturbed[:MOST_PERTURBATIONS])
     more = len(perturbed) - MOST_PERTURBATIONS
     named += f" and {more} more" if more > 0 else ""
-    kinds, replicas = prediction.engine.lanes, counted(scenario.dp, "replica")
-    fall = "falls" if scenario.dp == 1 else "fall"
-    return f"perturbed: {named}. The {replicas} {fall} into {counted(kinds, 'kind')}"
+    return f"perturbed, {counted(prediction.engine.lanes, 'kind')} of replicas: {named}"
 
 
 def _answer(prediction: Prediction, scenario: Scenario, published: Published | None, screen: Screen) -> RenderableType:
@@ -189,7 +187,7 @@ def _breakdown(parts: Breakdown, slowest_stage: int, screen: Screen) -> Renderab
         if screen.roomy:
             cells.append(Text(bar(share, screen.width - 56, screen.unicode), style="blue"))
         table.add_row(*cells)
-    note = f"on stage {slowest_stage}, the slowest; communication is what nothing hides; parts sum to the step"
+    note = f"stage {slowest_stage}, the slowest; exposed communication only; the parts sum to the step"
     return Group(table, indented(note, "dim"))
 
 

@@ -116,7 +116,7 @@ def test_a_perturbation_is_named_with_the_kinds_of_replicas_it_makes(override):
     kinds = prediction.engine.lanes
     assert kinds > 1 or "node 2" in PERTURBATIONS[override]
     one_line = " ".join(text.split())
-    words = f"perturbed: {PERTURBATIONS[override]}. The 6 replicas fall into {kinds} kind"
+    words = f"perturbed, {kinds} kind{'s' * (kinds > 1)} of replicas: {PERTURBATIONS[override]}"
     assert words in one_line
     assert "perturbed" not in shown("frontier-1t")[0]
 
@@ -124,7 +124,7 @@ def test_a_perturbation_is_named_with_the_kinds_of_replicas_it_makes(override):
 def test_many_perturbations_are_counted():
     listed = ", ".join(f"{{rank: {rank}, speed: 0.9}}" for rank in range(0, 700, 100))
     text, _ = shown("frontier-1t", f"perturb.devices=[{listed}]", width=100)
-    assert "rank 300 at 90 % of its speed and 3 more." in " ".join(text.split())
+    assert "rank 300 at 90 % of its speed and 3 more" in " ".join(text.split())
 
 
 def test_the_document_carries_what_the_table_says():
