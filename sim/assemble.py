@@ -11,6 +11,7 @@ from .calibration import Calibration
 from .collectives import COLLECTIVES
 from .costs import JobCost
 from .perturb import jitter_of
+from .shards import reduce_op
 from .timeline import Collective, Exchange, Lane, Program, Step, Tail
 from .traffic import LaneTraffic, RingLatency, Traffic
 
@@ -37,13 +38,6 @@ def build_step(scenario: Scenario, calibration: Calibration, cost: JobCost, traf
         lanes=tuple(_lane(scenario, cost, traffic, lane, table) for lane in traffic.lanes),
         tail=_tail(scenario, calibration, cost, traffic),
     )
-
-
-def reduce_op(scenario: Scenario) -> str:
-    """How gradients are reduced over the replicas: with ZeRO-1 a framework may scatter the sum."""
-    if scenario.layout.zero >= 1 and scenario.framework.reduce.collective == "reduce_scatter":
-        return "reduce_scatter"
-    return "all_reduce"
 
 
 def _lane(

@@ -17,7 +17,7 @@ from ..topology.errors import input_error
 from ..topology.facts import Fact
 from ..topology.files import build, bundled_names, read_document
 from ..topology.machine import Machine
-from ..topology.units import Bytes, Seconds
+from ..topology.units import Bytes, BytesPerSecond, Seconds
 
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
@@ -53,18 +53,84 @@ class ComputeFigures(BaseModel):
     launch: Fact[Seconds] = Field(description="gap in front of each kernel")
 
 
+class Protocol(BaseModel):
+    """A way that a library hands data on, beside its plain one: sooner, at a lower rate."""
+
+    model_config = _STRICT
+    name: str
+    share: Fact[Reach] = Field(description="of the rate that the plain protocol reaches")
+    node_hop: Fact[Seconds] = Field(description="one step inside a node")
+    fabric_hop: Fact[Seconds] = Field(description="one step between nodes")
+
+
+class EagerFigures(BaseModel):
+    """Messages that a library sends without asking the receiver first."""
+
+    model_config = _STRICT
+    most: Fact[Bytes] = Field(description="largest such message to a neighbour")
+    more_per_hop: Fact[Bytes] = Field(description="what each hop of the way adds to that")
+    start: Fact[Seconds] = Field(description="one such message, however small")
+    fill: Fact[Seconds] = Field(description="fill of its copies, as `NetworkFigures.fill`")
+
+
+class GateFigures(BaseModel):
+    """Collectives that the network's interfaces carry on by themselves."""
+
+    model_config = _STRICT
+    most: Fact[Bytes] = Field(description="largest buffer of one")
+    base: Fact[Seconds] = Field(description="start and end in software")
+    hop: Fact[Seconds] = Field(description="one step from interface to interface")
+
+
+class SwitchFigures(BaseModel):
+    """Collectives that the switch of a node reduces."""
+
+    model_config = _STRICT
+    share: Fact[Reach] = Field(description="of a device's link to the switch")
+    hop: Fact[Seconds] = Field(description="one trip to the switch and back")
+
+
+class ReduceFigures(BaseModel):
+    """Adding up what arrives, where that is not hidden behind the links."""
+
+    model_config = _STRICT
+    rate: Fact[BytesPerSecond] = Field(description="bytes that one member adds up a second")
+    segment: Fact[Seconds] = Field(description="cost of each piece beside its bytes")
+
+
 class NetworkFigures(BaseModel):
-    """Achieved shares of the links, and latencies, of the collective library."""
+    """Achieved shares of the links, and latencies, of the collective library.
+
+    Attributes:
+        node_ring_plain: As ``node_ring``, where that counts a switch that reduces, or the fill of pieces; what
+            `sim.communicate` takes where it is given.
+    """
 
     model_config = _STRICT
     library: str
     node_ring: Fact[Reach] = Field(description="ring collective inside a node, of its links")
+    node_ring_plain: Fact[Reach] | None = Field(
+        default=None, description="the same for long messages, without a switch that reduces"
+    )
+    switch: SwitchFigures | None = None
     node_point_to_point: Fact[Reach] = Field(description="one message inside a node, of its links")
     fabric_ring: Fact[Reach] = Field(description="ring collective between nodes, of its NICs")
     fabric_point_to_point: Fact[Reach] = Field(description="one message between nodes, of its NIC")
     base: Fact[Seconds] = Field(description="start of a collective")
     node_hop: Fact[Seconds] = Field(description="one step of a ring inside a node")
     fabric_hop: Fact[Seconds] = Field(description="one step of a ring, or one message, between nodes")
+    fill: Fact[Seconds] | None = Field(
+        default=None,
+        description="what a transfer's pipeline of pieces loses: twice the root of this times its own time",
+    )
+    fabric_fill: Fact[Seconds] | None = Field(default=None, description="the same over several nodes, if it differs")
+    lanes: Fact[Whole] | None = Field(
+        default=None, description="network ports that the messages of one process share; absent where all of them"
+    )
+    protocols: tuple[Protocol, ...] = Field(default=(), description="ways beside the plain one")
+    eager: EagerFigures | None = None
+    gates: GateFigures | None = None
+    reduce: ReduceFigures | None = None
 
 
 class MemoryFigures(BaseModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..scenarios.scenario import Scenario
+from . import shards
 from .calibration import Calibration
 from .compute import DeviceRates, device_rates, op_s
 from .ops import (
@@ -143,7 +144,6 @@ def job_cost(scenario: Scenario, calibration: Calibration, traffic: Traffic) -> 
     pricer = _Pricer(rates, traffic, scenario.layout.tp)
     layout, model, framework = scenario.layout, scenario.model, scenario.framework
     pp, tp = layout.pp, layout.tp
-    precision = scenario.training.precision
     whole = shapes.hidden_elements * shapes.element
     pieces = tp if framework.pipeline.partition_over_tp else 1
     gather_s, gather_bytes = pricer.collective("all_gather", whole) if pieces > 1 else (0.0, 0.0)
@@ -151,9 +151,7 @@ def job_cost(scenario: Scenario, calibration: Calibration, traffic: Traffic) -> 
 
     forward = pricer.price(layer_forward(shapes))
     backward = pricer.price(layer_backward(shapes, framework))
-    again = {
-        mode: pricer.price(recomputed(shapes, mode), recompute=True) for mode in set(layout.recompute_by_stage())
-    }
+    again = {mode: pricer.price(recomputed(shapes, mode), recompute=True) for mode in set(layout.recompute_by_stage())}
     stages = []
     for stage, (layers, mode) in enumerate(
         zip(layout.layers_by_stage(model.layers), layout.recompute_by_stage(), strict=True)
@@ -170,44 +168,22 @@ def job_cost(scenario: Scenario, calibration: Calibration, traffic: Traffic) -> 
             stage_backward += pricer.price(head_backward(shapes, framework))
         else:
             stage_backward += gather
-        parameters = rank_parameters(scenario, stage, layers)
+        parameters = shards.rank_parameters(scenario, stage, layers)
         stages.append(
             StageCost(
                 forward=stage_forward,
                 backward=stage_backward,
                 parameters=parameters,
-                reduce_bytes=float(parameters * framework.reduce.bytes[precision]),
-                gather_bytes=float(parameters * shapes.element if layout.zero >= 1 else 0),
+                reduce_bytes=shards.reduce_bytes(scenario, parameters),
+                gather_bytes=shards.gather_bytes(scenario, parameters),
                 optimizer_s=_optimizer_s(scenario, parameters, rates),
             )
         )
-    tied = model.tied and pp > 1
-    shard = head_parameters(scenario) if tied else 0
     return JobCost(
         stages=tuple(stages),
         message_bytes=whole / pieces if pp > 1 else 0.0,
-        embedding_bytes=float(shard * framework.tied_reduce_bytes[precision]),
+        embedding_bytes=shards.embedding_bytes(scenario),
         tensor_rate=traffic.tensor_rate,
-    )
-
-
-def rank_parameters(scenario: Scenario, stage: int, layers: int) -> int:
-    """Parameters of one rank of a stage; the last stage holds its own copy of a tied embedding."""
-    model, layout = scenario.model, scenario.layout
-    count = layers * model.rank_layer_parameters(layout.tp)
-    if stage == 0:
-        count += model.rank_embedding_parameters(layout.tp, scenario.training.seq_len)
-    if stage == layout.pp - 1:
-        count += model.rank_final_norm_parameters()
-        if layout.pp > 1 or not model.tied:
-            count += head_parameters(scenario)
-    return count
-
-
-def head_parameters(scenario: Scenario) -> int:
-    """Parameters of a rank's head: its own, or the copy of a tied embedding that its framework keeps there."""
-    return scenario.model.rank_head_parameters(
-        scenario.layout.tp, scenario.training.seq_len, scenario.framework.tied_copy == "embedding"
     )
 
 

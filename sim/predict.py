@@ -23,12 +23,13 @@ from ..scenarios.result import (
 from ..scenarios.scenario import Scenario, scenario_warnings
 from ..topology.errors import input_error, nearest
 from . import engine, recurrence, screen
-from .assemble import build_step, reduce_op
+from .assemble import build_step
 from .calibration import Calibration, default_calibration, load_calibration
 from .costs import JobCost, StageCost, job_cost
 from .memory import memory_of
 from .network import TrafficClasses
 from .ops import Shapes, step_flop
+from .shards import reduce_op
 from .timeline import Collective, Lane, Played, Step
 from .traffic import Traffic, build_traffic, busiest_links
 

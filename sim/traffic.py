@@ -108,6 +108,20 @@ class Traffic:
     use: LinkUse
     routes: Routes
 
+    def message_rate(self, boundary: int, *, back: bool = False) -> float:
+        """Solo rate of the messages between a stage and the next, in the slowest lane."""
+        solo = self.classes.solo
+        return min(solo[flow] for lane in self.lanes for flow in (lane.down if back else lane.up)[boundary])
+
+    def data_rate(self, stage: int) -> float:
+        """Solo rate over each edge of a stage's data-parallel rings."""
+        return min(self.classes.solo[flow] for flow in self.data[stage])
+
+    @property
+    def embedding_rate(self) -> float:
+        """Solo rate over each edge of the rings between the two copies of a tied embedding, in the slowest lane."""
+        return min(self.classes.solo[flow] for lane in self.lanes for flow in lane.embedding)
+
     @cached_property
     def names(self) -> dict[int, str]:
         """What each class is, for people."""

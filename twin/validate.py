@@ -182,17 +182,16 @@ def _messages() -> Iterable[ValidationRow]:
 
 def _message_s(message: MeasuredCollective, scenario: Scenario, traffic: Traffic) -> float | None:
     """Seconds of one timed message by itself; None where the model has no such message."""
-    solo = traffic.classes.solo
     size = message.size_bytes
     if message.group == "pp":
-        return traffic.message_latency_s[0] + size / solo[traffic.forward(0)]
+        return traffic.message_latency_s[0] + size / traffic.message_rate(0)
     shard = message.op == "all_gather"
     if message.group == "tp":
         ranks, rate, latency = scenario.layout.tp, traffic.tensor_rate, traffic.tensor_ring
     elif message.group == "dp":
-        ranks, rate, latency = scenario.dp, solo[traffic.data(0)], traffic.data_ring
+        ranks, rate, latency = scenario.dp, traffic.data_rate(0), traffic.data_ring
     elif message.group == "embedding":
-        ranks, rate, latency = 2, solo[traffic.embedding], traffic.embedding_ring
+        ranks, rate, latency = 2, traffic.embedding_rate, traffic.embedding_ring
     else:
         return None
     return ring_s(message.op, size * ranks if shard else size, ranks, rate, latency)
