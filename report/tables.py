@@ -105,7 +105,7 @@ def _header(prediction: Prediction, scenario: Scenario) -> RenderableType:
         f"{training.global_batch:,} sequences of {training.seq_len:,} tokens = micro-batch {layout.micro_batch} x "
         f"{scenario.micro_batches:,} micro-batches x dp {layout.dp}",
         *(["; ".join(placed)] if placed else []),
-        how + (", network solo: every transfer as if it were alone" if prediction.network == "solo" else ""),
+        how + (", network solo: nothing shares a link" if prediction.network == "solo" else ""),
     ]
     perturbed = perturbation_words(scenario)
     marked = [indented(_perturbed_words(perturbed, prediction), "yellow")] if perturbed else []

@@ -99,7 +99,7 @@ def _perturbations(scenario: Scenario) -> Iterator[str]:
         yield f"{_link(link, scenario)} {_rate(link.rate)}"
     for stream in perturb.background:
         rate = format_bandwidth(stream.rate)
-        yield f"{rate} of another job from node {stream.source} to node {stream.target}"
+        yield f"{rate} of another job, node {stream.source} to {stream.target}"
     if perturb.jitter:
         yield f"jitter of {perturb.jitter.spread:.3g} of each action's time, seed {perturb.jitter.seed}"
 

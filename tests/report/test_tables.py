@@ -105,7 +105,7 @@ PERTURBATIONS = {
     "perturb.nics=[{node: 6, nic: hsn0, rate: 0}]": "NIC hsn0 of node 6 failed",
     "perturb.links=[{groups: [0, 1], rate: 0.1}]": "links between groups 0 and 1 at 10 %",
     "perturb.links=[{node: 2, between: [0, 1], rate: 0.1}]": "link between GCDs 0 and 1 of node 2 at 10 %",
-    "perturb.background=[{source: 0, target: 9, rate: 5 GB/s}]": "5.0 GB/s of another job from node 0 to node 9",
+    "perturb.background=[{source: 0, target: 9, rate: 5 GB/s}]": "5.0 GB/s of another job, node 0 to 9",
     "perturb.jitter={spread: 0.05, seed: 3}": "jitter of 0.05 of each action's time, seed 3",
 }
 
