@@ -9,7 +9,8 @@ pipeline of pieces, and the adding where that is not hidden.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,9 @@ from .collectives.choice import Choice, choose, fill_s, latency_s, pipelined_s
 from .network import traffic_classes
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+_MESSAGES = ("send", "sendrecv", "exchange")
 
 
 @dataclass(frozen=True)
@@ -67,26 +71,35 @@ def collective_s(
     Raises:
         InputError: If a name is unknown or does not fit the group.
     """
-    members = np.atleast_2d(np.asarray(groups, dtype=np.int64))
+    members = in_order(np.atleast_2d(np.asarray(groups, dtype=np.int64)), op, routes)
     if members.shape[1] == 1:
         return CollectiveTime(0.0, algorithm or "none", "simple", 0.0)
-    per_node = routes.node.devices
-    if op not in ("send", "sendrecv", "exchange"):
-        order = np.argsort(members // per_node, axis=1, kind="stable")
-        members = np.take_along_axis(members, order, axis=1)
     group = group_shape(members, routes, figures)
     choice = choose(op, size_bytes, group, figures, algorithm=algorithm, protocol=protocol)
     phases = choice.collective.phases(size_bytes, group)
-    gated = any(phase.gate_steps for phase in phases)
-    start = figures.gates.base.value if gated and figures.gates else figures.base.value
-    if op in ("send", "sendrecv", "exchange"):
-        start = 0.0  # a message starts with its own step
-    seconds, latency = start, start
+    seconds = latency = start_s(op, phases, figures)
     for phase in phases:
-        whole, waited = _phase_s(phase, members, group, routes, figures, choice.protocol)
-        seconds += whole * phase.repeat
-        latency += waited * phase.repeat
+        hops = phase_hops(phase, members, group, routes, figures)
+        time = phase_time(phase, hops.rate(routes.capacity), members, group, routes, figures, choice.protocol)
+        seconds += time.whole_s * phase.repeat
+        latency += time.latency_s * phase.repeat
     return CollectiveTime(seconds, choice.algorithm, choice.protocol_name, latency, choice)
+
+
+def in_order(members: Ints, op: str, routes: Routes) -> Ints:
+    """Groups with the members of a node side by side, as libraries order them; a message keeps its ends."""
+    if op in _MESSAGES:
+        return members
+    order = np.argsort(members // routes.node.devices, axis=1, kind="stable")
+    return np.take_along_axis(members, order, axis=1)
+
+
+def start_s(op: str, phases: tuple[Phase, ...], figures: NetworkFigures) -> float:
+    """What a call costs before its first step; a message starts with its own step."""
+    if op in _MESSAGES:
+        return 0.0
+    gated = any(phase.gate_steps for phase in phases)
+    return figures.gates.base.value if gated and figures.gates else figures.base.value
 
 
 def group_shape(members: Ints, routes: Routes, figures: NetworkFigures) -> GroupShape:
@@ -105,7 +118,9 @@ def group_shape(members: Ints, routes: Routes, figures: NetworkFigures) -> Group
     inside = math.inf
     if held.max() > 1 and per_node > 1:
         first = members[:1, node == node[0]]
-        inside = _rate(ring_hops(routes, first), routes, _reached(figures, message=False))
+        hops = ring_hops(routes, first)
+        weight = hops.share / _reached(figures, message=False)[routes.place[hops.link]]
+        inside = PhaseHops(hops.message, hops.link, hops.share, weight).rate(routes.capacity)
     switch = machine.node.switch_bandwidth
     return GroupShape(
         ranks=members.shape[1],
@@ -119,16 +134,31 @@ def group_shape(members: Ints, routes: Routes, figures: NetworkFigures) -> Group
     )
 
 
-def _phase_s(
+@dataclass(frozen=True)
+class PhaseTime:
+    """Seconds of one round of a phase.
+
+    Attributes:
+        moving_s: Its bytes at their rate.
+        whole_s: All of it.
+        latency_s: The part that no bandwidth would shorten.
+    """
+
+    moving_s: float
+    whole_s: float
+    latency_s: float
+
+
+def phase_time(
     phase: Phase,
+    rate: float,
     members: Ints,
     group: GroupShape,
     routes: Routes,
     figures: NetworkFigures,
     protocol: Protocol | None,
-) -> tuple[float, float]:
-    """Seconds of one round of a phase, and its latency alone."""
-    rate = _rate(_hops(phase, members, group, routes, figures), routes, np.ones(3))
+) -> PhaseTime:
+    """Seconds of one round of a phase whose edges move at a rate that the links allow."""
     if figures.lanes and phase.message and not phase.segment_bytes and not isinstance(phase.edges, str):
         # Messages of one process queue at the interfaces that it drives.
         share_out = np.ones(len(phase.edges)) if phase.share is None else phase.share
@@ -142,18 +172,16 @@ def _phase_s(
     latency = _latency_s(phase, figures, protocol, rate)
     fill = fill_s(figures, protocol, across=group.nodes > 1)
     moved = pipelined_s(moving, fill)
-    adding = 0.0
-    if figures.reduce and phase.reduce_bytes:
-        rule = figures.reduce
-        if phase.segment_bytes:
-            # The pieces are added while others travel: the slower of both sets the pace, and each step fills with one.
-            one = rule.segment.value + phase.segment_bytes / rule.rate.value
-            adding = phase.reduce_bytes / phase.segment_bytes * one
-            return latency + phase.across_steps / 2 * one + max(moved, adding), latency
-        adding = phase.reduce_bytes / rule.rate.value
-        if phase.overlapped:
-            return latency + max(moved, adding), latency
-    return latency + moved + adding, latency
+    rule = figures.reduce
+    if rule is None or not phase.reduce_bytes:
+        return PhaseTime(moving, latency + moved, latency)
+    if phase.segment_bytes:
+        # The pieces are added while others travel: the slower of both sets the pace, and each step fills with one.
+        one = rule.segment.value + phase.segment_bytes / rule.rate.value
+        adding = phase.reduce_bytes / phase.segment_bytes * one
+        return PhaseTime(moving, latency + phase.across_steps / 2 * one + max(moved, adding), latency)
+    adding = phase.reduce_bytes / rule.rate.value
+    return PhaseTime(moving, latency + (max(moved, adding) if phase.overlapped else moved + adding), latency)
 
 
 def _latency_s(phase: Phase, figures: NetworkFigures, protocol: Protocol | None, rate: float) -> float:
@@ -179,61 +207,75 @@ def _reached(figures: NetworkFigures, *, message: bool) -> npt.NDArray[np.float6
     return np.array([inside.value, figures.fabric_ring.value, 1.0])
 
 
-def _rate(hops: Hops, routes: Routes, reached: npt.NDArray[np.float64]) -> float:
-    """Bytes/s of one edge when all edges move together at one rate."""
-    weight = hops.share / reached[routes.place[hops.link]]
-    one = np.zeros(len(hops.link), dtype=np.int64)
-    return traffic_classes(1, one, hops.link, weight, routes.capacity).solo[0]
+@dataclass(frozen=True)
+class PhaseHops:
+    """Links that a phase of several groups uses: one entry a group, edge and link.
+
+    Attributes:
+        row: The group.
+        link: The link.
+        share: Of an edge's bytes.
+        weight: Of the link's rate that an edge's rate takes, more where the library does not reach the link's.
+    """
+
+    row: Ints
+    link: Ints
+    share: Floats
+    weight: Floats
+
+    def rate(self, capacity: Floats) -> float:
+        """Bytes/s of one edge when all edges move together at one rate."""
+        one = np.zeros(len(self.link), dtype=np.int64)
+        return traffic_classes(1, one, self.link, self.weight, capacity).solo[0]
 
 
-def _hops(phase: Phase, members: Ints, group: GroupShape, routes: Routes, figures: NetworkFigures) -> Hops:
-    """Links of a phase for all groups; shares hold what is not reached of a link already."""
+def phase_hops(phase: Phase, members: Ints, group: GroupShape, routes: Routes, figures: NetworkFigures) -> PhaseHops:
+    """Links of a phase, for all groups."""
     reached = _reached(figures, message=phase.message)
     if isinstance(phase.edges, str):
-        rows = members
+        rows, each = members, 1
         if phase.edges != "ring":
             cut = members.reshape(len(members), group.nodes, group.members_per_node)
             rail = phase.edges == "rail_rings"
             rows = (np.swapaxes(cut, 1, 2) if rail else cut).reshape(-1, group.nodes if rail else cut.shape[2])
-        return _lossy(ring_hops(routes, rows), routes, reached)
+            each = len(rows) // len(members)
+        hops = ring_hops(routes, rows)
+        return PhaseHops(hops.message // each, hops.link, hops.share, hops.share / reached[routes.place[hops.link]])
     source, target = phase.edges[:, 0], phase.edges[:, 1]
     share = np.ones(len(source)) if phase.share is None else phase.share
     plain = (source < group.ranks) & (target < group.ranks)
     spread = group.members_per_node > 1 and routes.node.devices > 1 and not phase.message
-    parts = []
     ends = members[:, source[plain]].reshape(-1), members[:, target[plain]].reshape(-1)
     hops = routes.route(*ends, spread=spread)
-    weight = np.tile(share[plain], len(members))
-    parts.append(_lossy(Hops(hops.message, hops.link, hops.share * weight[hops.message]), routes, reached))
-    if not plain.all():
-        parts.append(_switch_hops(source[~plain], target[~plain], share[~plain], members, group, routes, figures))
-    return join(parts)
-
-
-def _lossy(hops: Hops, routes: Routes, reached: npt.NDArray[np.float64]) -> Hops:
-    return Hops(hops.message, hops.link, hops.share / reached[routes.place[hops.link]])
+    carried = hops.share * np.tile(share[plain], len(members))[hops.message]
+    row = hops.message // max(int(plain.sum()), 1)
+    found = PhaseHops(row, hops.link, carried, carried / reached[routes.place[hops.link]])
+    if plain.all():
+        return found
+    hops = _switch_hops(source[~plain], target[~plain], share[~plain], members, routes)
+    lost = figures.switch.share.value if figures.switch else reached[0]
+    row = hops.message // int((~plain).sum())
+    return PhaseHops(
+        np.concatenate([found.row, row]),
+        np.concatenate([found.link, hops.link]),
+        np.concatenate([found.share, hops.share]),
+        np.concatenate([found.weight, hops.share / lost]),
+    )
 
 
 def _switch_hops(
-    source: Ints,
-    target: Ints,
-    share: npt.NDArray[np.float64],
-    members: Ints,
-    group: GroupShape,
-    routes: Routes,
-    figures: NetworkFigures,
+    source: Ints, target: Ints, share: npt.NDArray[np.float64], members: Ints, routes: Routes
 ) -> Hops:
-    """Links between devices and the switch of their node."""
+    """Links between devices and the switch of their node; the message number counts groups and, within, edges."""
     node = routes.node
     up = np.array([node.path[a][(a + 1) % node.devices][0] for a in range(node.devices)])
     down = np.array([node.path[(a + 1) % node.devices][a][-1] for a in range(node.devices)])
-    rising = source < group.ranks
+    # A switch is numbered after the members, so the member of an edge is the lower of its ends.
+    rising = source < target
     device = members[:, np.where(rising, source, target)]
     local = device % node.devices
     link = device // node.devices * len(node.capacity) + np.where(rising, up[local], down[local])
-    reached = figures.switch.share.value if figures.switch else _reached(figures, message=False)[0]
-    weight = np.tile(share / reached, len(members))
-    return Hops(np.arange(link.size, dtype=np.int64), link.reshape(-1), weight)
+    return Hops(np.arange(link.size, dtype=np.int64), link.reshape(-1), np.tile(share, len(members)))
 
 
 def ring_hops(routes: Routes, groups: Ints) -> Hops:
@@ -263,10 +305,73 @@ def ring_hops(routes: Routes, groups: Ints) -> Hops:
                     parts.append(Hops(chosen[hops.message], hops.link, hops.share / (2 * len(orders))))
     outside = index[~inside]
     if len(outside):
-        shared = per_node > 1 and len(np.unique(nodes[outside[0]])) < groups.shape[1]
-        for member in range(groups.shape[1]):
-            source = groups[outside, member]
-            target = groups[outside, (member + 1) % groups.shape[1]]
-            hops = routes.route(source, target, spread=shared)
-            parts.append(Hops(outside[hops.message], hops.link, hops.share))
+        shared = len(np.unique(nodes[outside[0]])) < groups.shape[1]
+        members = groups[outside]
+        hops = routes.route(members.reshape(-1), np.roll(members, -1, axis=1).reshape(-1), spread=shared)
+        parts.append(Hops(outside[hops.message // groups.shape[1]], hops.link, hops.share))
     return join(parts)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a collective of several groups runs, for several sizes of its buffer.
+
+    Attributes:
+        choice: The algorithm, chosen for the largest size.
+        hops: Of each phase the links, for all groups.
+        edge_bytes: Of each size and phase, what an edge carries.
+        extra_s: Of each size and phase, the seconds beside those that the bytes take at their rate.
+    """
+
+    choice: Choice
+    hops: tuple[PhaseHops, ...]
+    edge_bytes: tuple[tuple[float, ...], ...]
+    extra_s: tuple[tuple[float, ...], ...]
+
+
+def plan_collective(
+    op: str,
+    sizes: Sequence[float],
+    groups: Ints,
+    routes: Routes,
+    figures: NetworkFigures,
+    algorithm: str | None = None,
+) -> Plan:
+    """Choose an algorithm and lay it over the links, to be played beside other traffic.
+
+    Args:
+        op: As `choose` takes it.
+        sizes: Buffers that the same algorithm is to carry.
+        groups: Devices, one row a group, at least two members.
+        routes: Links of the job.
+        figures: What the library achieves on them.
+        algorithm: In place of the library's choice.
+
+    Raises:
+        InputError: If the algorithm is unknown or does not fit the group.
+    """
+    members = in_order(groups, op, routes)
+    group = group_shape(members, routes, figures)
+    choice = choose(op, max(sizes), group, figures, algorithm=algorithm)
+    protocol = choice.protocol
+    first = choice.collective.phases(max(sizes), group)
+    hops = tuple(phase_hops(phase, members, group, routes, figures) for phase in first)
+    rates = [found.rate(routes.capacity) for found in hops]
+    edge_bytes, extra_s = [], []
+    for size in sizes:
+        phases = choice.collective.phases(size, group) if size > 0 else ()
+        times = [
+            phase_time(phase, rate, members, group, routes, figures, protocol)
+            for phase, rate in zip(phases, rates, strict=False)
+        ]
+        begin = start_s(op, phases, figures)
+        edge_bytes.append(tuple(phase.edge_bytes * phase.repeat for phase in phases))
+        extra_s.append(
+            tuple(
+                (time.whole_s - time.moving_s) * phase.repeat + (begin if number == 0 else 0.0)
+                for number, (phase, time) in enumerate(zip(phases, times, strict=True))
+            )
+        )
+    lost = 1.0 if protocol is None else 1.0 / protocol.share.value
+    hops = tuple(replace(found, weight=found.weight * lost) for found in hops)
+    return Plan(choice, hops, tuple(edge_bytes), tuple(extra_s))

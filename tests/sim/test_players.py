@@ -48,7 +48,7 @@ def alone(play):
         last = program.stages - 1
         up = tuple((boundary,) for boundary in range(last))
         down = tuple((last + boundary,) for boundary in range(last))
-        lane = Lane((0,), program, up, down, (3 * last + 1,))
+        lane = Lane((0,), program, up, down)
         played = play(Step((lane,), tail), classes)
         tail_times = replace(played.tail, embedding_s=played.tail.embedding_s[0])
         return Outcome(played.timelines[0], tail_times, played.events, played.solves)
