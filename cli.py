@@ -236,11 +236,14 @@ def schema(kind: str, output: str | None) -> int:
 @cli.command()
 @_output_options
 @click.option("--markdown", is_flag=True, help="Print Markdown tables, as docs/accuracy.md holds them.")
-def validate(as_json: bool, output: str | None, quiet: bool, markdown: bool) -> int:
+@click.option("--network", is_flag=True, help="Published benchmarks of collectives and messages instead of whole runs.")
+def validate(as_json: bool, output: str | None, quiet: bool, markdown: bool, network: bool) -> int:
     """Predict every published run and compare. Exits with 4 outside a stated tolerance."""
     from .report.documents import check_destination
 
     check_destination(output)
+    if network:
+        return _validate_network(as_json=as_json, output=output, quiet=quiet, markdown=markdown)
     from .report.validation import validation_markdown, validation_view
     from .twin.validate import validate as compare_all
 
@@ -250,6 +253,23 @@ def validate(as_json: bool, output: str | None, quiet: bool, markdown: bool) -> 
     _answer(
         outcome.document(__version__),
         lambda screen: validation_view(outcome, screen),
+        as_json=as_json,
+        output=output,
+        quiet=quiet or markdown,
+    )
+    return DONE if outcome.within else OUTSIDE_TOLERANCE
+
+
+def _validate_network(*, as_json: bool, output: str | None, quiet: bool, markdown: bool) -> int:
+    from .report.network import network_document, network_markdown, network_view
+    from .twin.network_validation import validate_network
+
+    outcome = validate_network()
+    if markdown:
+        click.echo(network_markdown(outcome), nl=False)
+    _answer(
+        network_document(outcome),
+        lambda screen: network_view(outcome, screen),
         as_json=as_json,
         output=output,
         quiet=quiet or markdown,

@@ -87,8 +87,9 @@ def _differences(scenario: Scenario, prediction: Prediction, run: MeasuredRun) -
         for field, value in _leaves(measured):
             if field.split(".")[0] not in NOT_ASKED and known.get(field) != value:
                 yield f"{field} {value}"
-        if "placement" in asked and "placement" not in measured:
-            yield "no such placement"
+        for field, words in (("placement", "no such placement"), ("collectives", "the library's own algorithms")):
+            if field in asked and field not in measured:
+                yield words
     if not scenario.perturb.empty:
         yield "none of these perturbations"
     if prediction.network == "solo":
