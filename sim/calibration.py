@@ -8,6 +8,7 @@ names the rows a fit has used and what was left over on them.
 from __future__ import annotations
 
 import math
+from importlib import resources
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -166,6 +167,14 @@ class Fit(BaseModel):
     residuals: list[Residual]
 
 
+class BenchmarkFit(BaseModel):
+    """Which figures were fitted on timed messages and collectives, apart from any run."""
+
+    model_config = _STRICT
+    parameters: list[str]
+    command: str
+
+
 class Calibration(BaseModel):
     """A named set of achieved figures.
 
@@ -175,6 +184,8 @@ class Calibration(BaseModel):
         device: The device it was measured on.
         date: When it was made.
         software: The stack it belongs to.
+        fit: The fit on whole runs, which gives a step its interval.
+        benchmark_fit: The fit on benchmarks of the network.
     """
 
     model_config = _STRICT
@@ -189,6 +200,7 @@ class Calibration(BaseModel):
     memory: MemoryFigures
     step: StepFigures
     fit: Fit | None = None
+    benchmark_fit: BenchmarkFit | None = None
     note: str | None = None
 
     def gemm_fraction(self, precision: Precision) -> float:
@@ -248,7 +260,10 @@ def default_calibration(machine: Machine) -> Calibration:
     Raises:
         InputError: If none names that machine.
     """
+    folder = resources.files("exatwin.sim") / "calibrations"
     for name in calibration_names():
+        if machine.name not in (folder / f"{name}.yaml").read_text(encoding="utf-8"):
+            continue  # parsing the others would take most of a prediction's time
         calibration = load_calibration(name)
         if machine.name in calibration.machines:
             return calibration

@@ -19,7 +19,6 @@ from ..topology.routing import Hops, Routes, join, ring_orders
 from .calibration import NetworkFigures, Protocol
 from .collectives import GroupShape, Phase
 from .collectives.choice import Choice, choose, fill_s, latency_s, pipelined_s
-from .network import traffic_classes
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -225,8 +224,9 @@ class PhaseHops:
 
     def rate(self, capacity: Floats) -> float:
         """Bytes/s of one edge when all edges move together at one rate."""
-        one = np.zeros(len(self.link), dtype=np.int64)
-        return traffic_classes(1, one, self.link, self.weight, capacity).solo[0]
+        load = np.bincount(self.link, self.weight, minlength=len(capacity))
+        used = load > 0
+        return float((capacity[used] / load[used]).min()) if used.any() else math.inf
 
 
 def phase_hops(phase: Phase, members: Ints, group: GroupShape, routes: Routes, figures: NetworkFigures) -> PhaseHops:
@@ -263,9 +263,7 @@ def phase_hops(phase: Phase, members: Ints, group: GroupShape, routes: Routes, f
     )
 
 
-def _switch_hops(
-    source: Ints, target: Ints, share: npt.NDArray[np.float64], members: Ints, routes: Routes
-) -> Hops:
+def _switch_hops(source: Ints, target: Ints, share: npt.NDArray[np.float64], members: Ints, routes: Routes) -> Hops:
     """Links between devices and the switch of their node; the message number counts groups and, within, edges."""
     node = routes.node
     up = np.array([node.path[a][(a + 1) % node.devices][0] for a in range(node.devices)])
@@ -336,6 +334,7 @@ def plan_collective(
     routes: Routes,
     figures: NetworkFigures,
     algorithm: str | None = None,
+    rings: dict[str, PhaseHops] | None = None,
 ) -> Plan:
     """Choose an algorithm and lay it over the links, to be played beside other traffic.
 
@@ -346,6 +345,7 @@ def plan_collective(
         routes: Links of the job.
         figures: What the library achieves on them.
         algorithm: In place of the library's choice.
+        rings: Links of the rings over these groups, kept from one call to the next.
 
     Raises:
         InputError: If the algorithm is unknown or does not fit the group.
@@ -355,7 +355,14 @@ def plan_collective(
     choice = choose(op, max(sizes), group, figures, algorithm=algorithm)
     protocol = choice.protocol
     first = choice.collective.phases(max(sizes), group)
-    hops = tuple(phase_hops(phase, members, group, routes, figures) for phase in first)
+    kept = {} if rings is None else rings
+    for phase in first:
+        if isinstance(phase.edges, str) and phase.edges not in kept:
+            kept[phase.edges] = phase_hops(phase, members, group, routes, figures)
+    hops = tuple(
+        kept[phase.edges] if isinstance(phase.edges, str) else phase_hops(phase, members, group, routes, figures)
+        for phase in first
+    )
     rates = [found.rate(routes.capacity) for found in hops]
     edge_bytes, extra_s = [], []
     for size in sizes:
@@ -372,6 +379,6 @@ def plan_collective(
                 for number, (phase, time) in enumerate(zip(phases, times, strict=True))
             )
         )
-    lost = 1.0 if protocol is None else 1.0 / protocol.share.value
-    hops = tuple(replace(found, weight=found.weight * lost) for found in hops)
+    if protocol is not None:
+        hops = tuple(replace(found, weight=found.weight / protocol.share.value) for found in hops)
     return Plan(choice, hops, tuple(edge_bytes), tuple(extra_s))

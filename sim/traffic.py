@@ -126,6 +126,7 @@ class _Classes:
     def __init__(self) -> None:
         self.count = 0
         self._uses: list[tuple[Ints, PhaseHops]] = []
+        self._numbered: dict[int, Ints] = {}
 
     def number(self, class_of_row: Ints, hops: PhaseHops) -> Ints:
         """New classes for the rows of a phase or of messages.
@@ -137,9 +138,12 @@ class _Classes:
         Returns:
             The class of each row.
         """
+        if id(hops) in self._numbered:  # the same transfers again, such as the rings of two operations
+            return self._numbered[id(hops)]
         numbers = self.count + class_of_row
         self.count += int(class_of_row.max()) + 1
         self._uses.append((numbers[hops.row], hops))
+        self._numbered[id(hops)] = numbers
         return numbers
 
     def fold(self, capacity: Floats) -> tuple[TrafficClasses, LinkUse]:
@@ -207,6 +211,7 @@ def build_traffic(scenario: Scenario, calibration: Calibration, *, fold: bool = 
     groups = np.swapaxes(grid, 1, 2).reshape(-1, dp)
     rows = (np.arange(pp)[:, None] * width + tensor).reshape(-1)
     over_replicas: list[tuple[Collective, ...]] = []
+    rings: dict[str, PhaseHops] = {}
     for op, sizes in (
         (shards.reduce_op(scenario), [shards.reduce_bytes(scenario, count) for count in stages]),
         ("all_gather", [shards.gather_bytes(scenario, count) for count in stages]),
@@ -214,7 +219,7 @@ def build_traffic(scenario: Scenario, calibration: Calibration, *, fold: bool = 
         if dp == 1 or max(sizes) == 0:
             over_replicas.append(((),) * pp)
             continue
-        plan = plan_collective(op, sizes, groups, routes, figures, scenario.algorithm("dp", op))
+        plan = plan_collective(op, sizes, groups, routes, figures, scenario.algorithm("dp", op), rings)
         algorithms["dp", op] = plan.choice.algorithm
         numbered = [classes.number(rows, hops).reshape(pp, tp) for hops in plan.hops]
         over_replicas.append(
@@ -262,9 +267,7 @@ def _by_lane(
 ) -> list[tuple[tuple[int, ...], ...]]:
     """Of each lane and boundary its classes, from those of all messages."""
     by_message = classes.reshape(shape)
-    return [
-        tuple(tuple(np.unique(row[lane_of == lane]).tolist()) for row in by_message) for lane in range(lanes)
-    ]
+    return [tuple(tuple(np.unique(row[lane_of == lane]).tolist()) for row in by_message) for lane in range(lanes)]
 
 
 def _collective(plan: Plan, size: int, classes: list[Ints]) -> Collective:
@@ -320,9 +323,7 @@ def tensor_ring_rate(placement: Placement, routes: Routes, figures: NetworkFigur
     return traffic_classes(1, np.zeros(len(hops.link), np.int64), hops.link, weight, routes.capacity).solo[0]
 
 
-def _disturbed_tensor_rates(
-    placement: Placement, damage: Damage, figures: NetworkFigures, rate: float
-) -> Floats:
+def _disturbed_tensor_rates(placement: Placement, damage: Damage, figures: NetworkFigures, rate: float) -> Floats:
     """Rate of the tensor-parallel rings of each stage and replica, shape (pp, dp)."""
     rates = np.full((placement.pp, placement.dp), rate)
     if placement.tp == 1 or not (len(damage.nodes) or len(damage.links)):
