@@ -18,6 +18,7 @@ from ..topology.errors import InputError, Problem
 from ..topology.files import build, looks_like_path, problems_of
 from ..topology.machine import Machine, load_machine
 from ..topology.placement_spec import PlacementSpec
+from .collectives import Algorithms
 from .fields import Count, Text
 from .framework import Framework, load_framework
 from .layout import Layout
@@ -60,6 +61,9 @@ class ScenarioFile(BaseModel):
     )
     measured: Text | None = Field(default=None, description="id of a published run to set beside the prediction")
     perturb: Perturbations = Field(default_factory=Perturbations, description="slow devices, bad links, jitter")
+    collectives: Algorithms = Field(
+        default_factory=Algorithms, description="algorithms by group, in place of the library's choice"
+    )
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ class Scenario:
     framework_reference: str = ""
     placement: PlacementSpec = field(default_factory=PlacementSpec)
     perturb: Perturbations = field(default_factory=Perturbations)
+    collectives: Algorithms = field(default_factory=Algorithms)
 
     @property
     def dp(self) -> int:
@@ -98,6 +103,10 @@ class Scenario:
     def micro_batches(self) -> int:
         """Micro-batches of one replica in one step."""
         return self.training.global_batch // (self.layout.micro_batch * self.dp)
+
+    def algorithm(self, group: str, op: str) -> str | None:
+        """The algorithm that the scenario names for an operation of a group; None for the library's choice."""
+        return self.collectives.of(group, op)
 
     @property
     def tokens_per_step(self) -> int:
@@ -120,6 +129,7 @@ class Scenario:
             "framework": self.framework_reference or self.framework.name,
             "calibration": self.calibration,
             "measured": self.measured,
+            "collectives": self.collectives.model_dump(mode="json", exclude_none=True) or None,
             "perturb": None if self.perturb.empty else self.perturb.model_dump(mode="json", exclude_none=True),
         }
         return {key: value for key, value in document.items() if value is not None}
@@ -218,6 +228,7 @@ def scenario_from_document(
         calibration=file.calibration,
         measured=file.measured,
         perturb=file.perturb,
+        collectives=file.collectives,
         title=file.title,
         note=file.note,
         machine_reference=file.machine,

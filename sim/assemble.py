@@ -8,11 +8,10 @@ from ..scenarios.scenario import Scenario
 from ..scenarios.schedules import SCHEDULES, code_table
 from ..topology.errors import input_error
 from .calibration import Calibration
-from .collectives import COLLECTIVES
 from .costs import JobCost
 from .perturb import jitter_of
-from .timeline import Collective, Exchange, Lane, Program, Step, Tail
-from .traffic import LaneTraffic, RingLatency, Traffic
+from .timeline import Lane, Program, Step, Tail
+from .traffic import LaneTraffic, Traffic
 
 MOST_ACTIONS = 20_000_000  # of one step over all stages and lanes: about 10 s by recurrence and 1 GB of times
 
@@ -39,13 +38,6 @@ def build_step(scenario: Scenario, calibration: Calibration, cost: JobCost, traf
     )
 
 
-def reduce_op(scenario: Scenario) -> str:
-    """How gradients are reduced over the replicas: with ZeRO-1 a framework may scatter the sum."""
-    if scenario.layout.zero >= 1 and scenario.framework.reduce.collective == "reduce_scatter":
-        return "reduce_scatter"
-    return "all_reduce"
-
-
 def _lane(
     scenario: Scenario, cost: JobCost, traffic: Traffic, lane: LaneTraffic, table: Sequence[Sequence[int]]
 ) -> Lane:
@@ -63,37 +55,19 @@ def _lane(
         schedule=scenario.layout.schedule,
         jitter=jitter_of(scenario.perturb, lane.replicas[0], scenario.layout.pp, scenario.micro_batches),
     )
-    return Lane(lane.replicas, program, lane.up, lane.down, lane.embedding)
+    return Lane(lane.replicas, program, lane.up, lane.down)
 
 
 def _tail(scenario: Scenario, calibration: Calibration, cost: JobCost, traffic: Traffic) -> Tail:
     figures, step = calibration.network, calibration.step
     ranks = scenario.layout.tp * scenario.layout.pp
-    reduce = reduce_op(scenario)
     slowest = [min(lane.speed[stage] for lane in traffic.lanes) for stage in range(len(cost.stages))]
     return Tail(
-        embedding=tuple(
-            _ring("all_reduce", cost.embedding_bytes, 2, lane.embedding, traffic.embedding_ring)
-            for lane in traffic.lanes
-        ),
-        reduce=_of_stages(reduce, [stage.reduce_bytes for stage in cost.stages], scenario, traffic),
-        gather=_of_stages("all_gather", [stage.gather_bytes for stage in cost.stages], scenario, traffic),
+        embedding=tuple(lane.embedding for lane in traffic.lanes),
+        reduce=traffic.reduce,
+        gather=traffic.gather,
         # One number over the model-parallel ranks: a ring would take 2 (n - 1) steps, a tree 2 log2 n.
         barrier_s=figures.base.value + 2 * (ranks - 1).bit_length() * figures.fabric_hop.value if ranks > 1 else 0.0,
         optimizer_s=tuple(stage.optimizer_s / speed for stage, speed in zip(cost.stages, slowest, strict=True)),
         overhead_s=step.overhead.value + (scenario.layout.pp - 1) * step.hop_overhead.value,
     )
-
-
-def _of_stages(op: str, sizes: list[float], scenario: Scenario, traffic: Traffic) -> tuple[Collective, ...]:
-    return tuple(
-        _ring(op, size, scenario.dp, traffic.data[stage], traffic.data_ring) for stage, size in enumerate(sizes)
-    )
-
-
-def _ring(op: str, size_bytes: float, ranks: int, flows: tuple[int, ...], latency: RingLatency) -> Collective:
-    if ranks == 1 or size_bytes == 0:
-        return ()
-    shape = COLLECTIVES[op, "ring"].shape(size_bytes, ranks)
-    return (Exchange(flows, shape.edge_bytes, latency.seconds(shape.steps)),)
-

@@ -8,6 +8,7 @@ names the rows a fit has used and what was left over on them.
 from __future__ import annotations
 
 import math
+from importlib import resources
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,7 +18,7 @@ from ..topology.errors import input_error
 from ..topology.facts import Fact
 from ..topology.files import build, bundled_names, read_document
 from ..topology.machine import Machine
-from ..topology.units import Bytes, Seconds
+from ..topology.units import Bytes, BytesPerSecond, Seconds
 
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
@@ -53,18 +54,84 @@ class ComputeFigures(BaseModel):
     launch: Fact[Seconds] = Field(description="gap in front of each kernel")
 
 
+class Protocol(BaseModel):
+    """A way that a library hands data on, beside its plain one: sooner, at a lower rate."""
+
+    model_config = _STRICT
+    name: str
+    share: Fact[Reach] = Field(description="of the rate that the plain protocol reaches")
+    node_hop: Fact[Seconds] = Field(description="one step inside a node")
+    fabric_hop: Fact[Seconds] = Field(description="one step between nodes")
+
+
+class EagerFigures(BaseModel):
+    """Messages that a library sends without asking the receiver first."""
+
+    model_config = _STRICT
+    most: Fact[Bytes] = Field(description="largest such message to a neighbour")
+    more_per_hop: Fact[Bytes] = Field(description="what each hop of the way adds to that")
+    start: Fact[Seconds] = Field(description="one such message, however small")
+    fill: Fact[Seconds] = Field(description="fill of its copies, as `NetworkFigures.fill`")
+
+
+class GateFigures(BaseModel):
+    """Collectives that the network's interfaces carry on by themselves."""
+
+    model_config = _STRICT
+    most: Fact[Bytes] = Field(description="largest buffer of one")
+    base: Fact[Seconds] = Field(description="start and end in software")
+    hop: Fact[Seconds] = Field(description="one step from interface to interface")
+
+
+class SwitchFigures(BaseModel):
+    """Collectives that the switch of a node reduces."""
+
+    model_config = _STRICT
+    share: Fact[Reach] = Field(description="of a device's link to the switch")
+    hop: Fact[Seconds] = Field(description="one trip to the switch and back")
+
+
+class ReduceFigures(BaseModel):
+    """Adding up what arrives, where that is not hidden behind the links."""
+
+    model_config = _STRICT
+    rate: Fact[BytesPerSecond] = Field(description="bytes that one member adds up a second")
+    segment: Fact[Seconds] = Field(description="cost of each piece beside its bytes")
+
+
 class NetworkFigures(BaseModel):
-    """Achieved shares of the links, and latencies, of the collective library."""
+    """Achieved shares of the links, and latencies, of the collective library.
+
+    Attributes:
+        node_ring_plain: As ``node_ring``, where that counts a switch that reduces, or the fill of pieces; what
+            `sim.communicate` takes where it is given.
+    """
 
     model_config = _STRICT
     library: str
     node_ring: Fact[Reach] = Field(description="ring collective inside a node, of its links")
+    node_ring_plain: Fact[Reach] | None = Field(
+        default=None, description="the same for long messages, without a switch that reduces"
+    )
+    switch: SwitchFigures | None = None
     node_point_to_point: Fact[Reach] = Field(description="one message inside a node, of its links")
     fabric_ring: Fact[Reach] = Field(description="ring collective between nodes, of its NICs")
     fabric_point_to_point: Fact[Reach] = Field(description="one message between nodes, of its NIC")
     base: Fact[Seconds] = Field(description="start of a collective")
     node_hop: Fact[Seconds] = Field(description="one step of a ring inside a node")
     fabric_hop: Fact[Seconds] = Field(description="one step of a ring, or one message, between nodes")
+    fill: Fact[Seconds] | None = Field(
+        default=None,
+        description="what a transfer's pipeline of pieces loses: twice the root of this times its own time",
+    )
+    fabric_fill: Fact[Seconds] | None = Field(default=None, description="the same over several nodes, if it differs")
+    lanes: Fact[Whole] | None = Field(
+        default=None, description="network ports that the messages of one process share; absent where all of them"
+    )
+    protocols: tuple[Protocol, ...] = Field(default=(), description="ways beside the plain one")
+    eager: EagerFigures | None = None
+    gates: GateFigures | None = None
+    reduce: ReduceFigures | None = None
 
 
 class MemoryFigures(BaseModel):
@@ -100,6 +167,14 @@ class Fit(BaseModel):
     residuals: list[Residual]
 
 
+class BenchmarkFit(BaseModel):
+    """Which figures were fitted on timed messages and collectives, apart from any run."""
+
+    model_config = _STRICT
+    parameters: list[str]
+    command: str
+
+
 class Calibration(BaseModel):
     """A named set of achieved figures.
 
@@ -109,6 +184,8 @@ class Calibration(BaseModel):
         device: The device it was measured on.
         date: When it was made.
         software: The stack it belongs to.
+        fit: The fit on whole runs, which gives a step its interval.
+        benchmark_fit: The fit on benchmarks of the network.
     """
 
     model_config = _STRICT
@@ -123,6 +200,7 @@ class Calibration(BaseModel):
     memory: MemoryFigures
     step: StepFigures
     fit: Fit | None = None
+    benchmark_fit: BenchmarkFit | None = None
     note: str | None = None
 
     def gemm_fraction(self, precision: Precision) -> float:
@@ -182,7 +260,10 @@ def default_calibration(machine: Machine) -> Calibration:
     Raises:
         InputError: If none names that machine.
     """
+    folder = resources.files("exatwin.sim") / "calibrations"
     for name in calibration_names():
+        if machine.name not in (folder / f"{name}.yaml").read_text(encoding="utf-8"):
+            continue  # parsing the others would take most of a prediction's time
         calibration = load_calibration(name)
         if machine.name in calibration.machines:
             return calibration

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..scenarios.scenario import Scenario
+from . import shards
 from .calibration import Calibration
+from .communicate import CollectiveTime, collective_s
 from .compute import DeviceRates, device_rates, op_s
 from .ops import (
     Op,
@@ -19,7 +21,7 @@ from .ops import (
     layer_forward,
     recomputed,
 )
-from .traffic import LaneTraffic, Traffic, ring_s
+from .traffic import LaneTraffic, Traffic, placement_of, tensor_groups_together
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,15 @@ class JobCost:
         stages: One entry a stage, of a lane that nothing disturbs.
         message_bytes: What one rank sends to its neighbour stage for one micro-batch.
         embedding_bytes: Gradient buffer that the two copies of a tied embedding reduce; 0 where there is one copy.
-        tensor_rate: Bytes/s over each edge of a tensor-parallel ring that the passes were costed with.
+        tensor_rate: Bytes/s over each edge of an undisturbed tensor-parallel ring.
+        algorithms: How the tensor-parallel collectives run, by group and operation.
     """
 
     stages: tuple[StageCost, ...]
     message_bytes: float
     embedding_bytes: float
     tensor_rate: float
+    algorithms: dict[tuple[str, str], str]
 
     def of_lane(self, lane: LaneTraffic) -> tuple[StageCost, ...]:
         """The stages as a lane's devices and links run them."""
@@ -140,20 +144,18 @@ def job_cost(scenario: Scenario, calibration: Calibration, traffic: Traffic) -> 
     """Cost every stage of a scenario."""
     shapes = Shapes(scenario.model, scenario.training, scenario.layout)
     rates = device_rates(scenario.machine, calibration, scenario.training.precision)
-    pricer = _Pricer(rates, traffic, scenario.layout.tp)
+    tensor = TensorCollectives(scenario, calibration)
+    pricer = _Pricer(rates, tensor)
     layout, model, framework = scenario.layout, scenario.model, scenario.framework
     pp, tp = layout.pp, layout.tp
-    precision = scenario.training.precision
     whole = shapes.hidden_elements * shapes.element
     pieces = tp if framework.pipeline.partition_over_tp else 1
-    gather_s, gather_bytes = pricer.collective("all_gather", whole) if pieces > 1 else (0.0, 0.0)
+    gather_s, gather_bytes = tensor.seconds("all_gather", whole) if pieces > 1 else (0.0, 0.0)
     gather = PassCost(gather_s=gather_s, gather_bytes=gather_bytes)
 
     forward = pricer.price(layer_forward(shapes))
     backward = pricer.price(layer_backward(shapes, framework))
-    again = {
-        mode: pricer.price(recomputed(shapes, mode), recompute=True) for mode in set(layout.recompute_by_stage())
-    }
+    again = {mode: pricer.price(recomputed(shapes, mode), recompute=True) for mode in set(layout.recompute_by_stage())}
     stages = []
     for stage, (layers, mode) in enumerate(
         zip(layout.layers_by_stage(model.layers), layout.recompute_by_stage(), strict=True)
@@ -170,44 +172,23 @@ def job_cost(scenario: Scenario, calibration: Calibration, traffic: Traffic) -> 
             stage_backward += pricer.price(head_backward(shapes, framework))
         else:
             stage_backward += gather
-        parameters = rank_parameters(scenario, stage, layers)
+        parameters = shards.rank_parameters(scenario, stage, layers)
         stages.append(
             StageCost(
                 forward=stage_forward,
                 backward=stage_backward,
                 parameters=parameters,
-                reduce_bytes=float(parameters * framework.reduce.bytes[precision]),
-                gather_bytes=float(parameters * shapes.element if layout.zero >= 1 else 0),
+                reduce_bytes=shards.reduce_bytes(scenario, parameters),
+                gather_bytes=shards.gather_bytes(scenario, parameters),
                 optimizer_s=_optimizer_s(scenario, parameters, rates),
             )
         )
-    tied = model.tied and pp > 1
-    shard = head_parameters(scenario) if tied else 0
     return JobCost(
         stages=tuple(stages),
         message_bytes=whole / pieces if pp > 1 else 0.0,
-        embedding_bytes=float(shard * framework.tied_reduce_bytes[precision]),
+        embedding_bytes=shards.embedding_bytes(scenario),
         tensor_rate=traffic.tensor_rate,
-    )
-
-
-def rank_parameters(scenario: Scenario, stage: int, layers: int) -> int:
-    """Parameters of one rank of a stage; the last stage holds its own copy of a tied embedding."""
-    model, layout = scenario.model, scenario.layout
-    count = layers * model.rank_layer_parameters(layout.tp)
-    if stage == 0:
-        count += model.rank_embedding_parameters(layout.tp, scenario.training.seq_len)
-    if stage == layout.pp - 1:
-        count += model.rank_final_norm_parameters()
-        if layout.pp > 1 or not model.tied:
-            count += head_parameters(scenario)
-    return count
-
-
-def head_parameters(scenario: Scenario) -> int:
-    """Parameters of a rank's head: its own, or the copy of a tied embedding that its framework keeps there."""
-    return scenario.model.rank_head_parameters(
-        scenario.layout.tp, scenario.training.seq_len, scenario.framework.tied_copy == "embedding"
+        algorithms=tensor.algorithms(),
     )
 
 
@@ -228,19 +209,45 @@ def _optimizer_s(scenario: Scenario, parameters: int, rates: DeviceRates) -> flo
     return moved / rates.memory_bytes_per_s
 
 
+class TensorCollectives:
+    """Seconds of tensor-parallel collectives, every group of the job running its own at the same time."""
+
+    def __init__(self, scenario: Scenario, calibration: Calibration) -> None:
+        placement = placement_of(scenario)
+        self.tp = scenario.layout.tp
+        self._scenario = scenario
+        self._figures = calibration.network
+        self._groups = tensor_groups_together(placement)
+        self._routes = placement.routes(scenario.machine)
+        self._times: dict[tuple[str, float], CollectiveTime] = {}
+
+    def time(self, op: str, size_bytes: float) -> CollectiveTime:
+        """One call; each size is worked out once."""
+        if (op, size_bytes) not in self._times:
+            named = self._scenario.algorithm("tp", op)
+            found = collective_s(op, size_bytes, self._groups, self._routes, self._figures, named)
+            self._times[op, size_bytes] = found
+        return self._times[op, size_bytes]
+
+    def seconds(self, op: str, size_bytes: float) -> tuple[float, float]:
+        """Seconds of one call, and the bytes that a ring would have a rank send for it."""
+        if self.tp == 1:
+            return 0.0, 0.0
+        passes = 2 if op == "all_reduce" else 1
+        return self.time(op, size_bytes).seconds, passes * (self.tp - 1) / self.tp * size_bytes
+
+    def algorithms(self) -> dict[tuple[str, str], str]:
+        """How the largest call of each operation ran, by group and operation."""
+        largest: dict[str, tuple[float, str]] = {}
+        for (op, size), found in self._times.items():
+            largest[op] = max(largest.get(op, (0.0, "")), (size, found.algorithm))
+        return {("tp", op): algorithm for op, (_, algorithm) in largest.items()}
+
+
 @dataclass(frozen=True)
 class _Pricer:
     rates: DeviceRates
-    traffic: Traffic
-    tp: int
-
-    def collective(self, op: str, size_bytes: float) -> tuple[float, float]:
-        """Seconds of a tensor-parallel collective, and the bytes a rank sends for it."""
-        if self.tp == 1:
-            return 0.0, 0.0
-        seconds = ring_s(op, size_bytes, self.tp, self.traffic.tensor_rate, self.traffic.tensor_ring)
-        passes = 2 if op == "all_reduce" else 1
-        return seconds, passes * (self.tp - 1) / self.tp * size_bytes
+    tensor: TensorCollectives
 
     def price(self, ops: list[Op], *, recompute: bool = False) -> PassCost:
         """Seconds of a list of ops run one after another."""
@@ -249,8 +256,8 @@ class _Pricer:
         for op in ops:
             if not isinstance(op, TensorCollective):
                 compute_s += op_s(op, self.rates)
-            elif self.tp > 1:
-                seconds, edge = self.collective(op.op, op.bytes)
+            elif self.tensor.tp > 1:
+                seconds, edge = self.tensor.seconds(op.op, op.bytes)
                 comm_s += seconds
                 sent += edge
                 count += 1

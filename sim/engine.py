@@ -52,9 +52,7 @@ class _Meeting:
 class _Run:
     """One step under way: its stages, their messages, its tail."""
 
-    def __init__(
-        self, env: _Environment, step: Step, classes: TrafficClasses, timelines: tuple[Timeline, ...]
-    ) -> None:
+    def __init__(self, env: _Environment, step: Step, classes: TrafficClasses, timelines: tuple[Timeline, ...]) -> None:
         self.env = env
         self.plan = step
         self.classes = classes

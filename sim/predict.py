@@ -23,12 +23,13 @@ from ..scenarios.result import (
 from ..scenarios.scenario import Scenario, scenario_warnings
 from ..topology.errors import input_error, nearest
 from . import engine, recurrence, screen
-from .assemble import build_step, reduce_op
+from .assemble import build_step
 from .calibration import Calibration, default_calibration, load_calibration
 from .costs import JobCost, StageCost, job_cost
 from .memory import memory_of
 from .network import TrafficClasses
 from .ops import Shapes, step_flop
+from .shards import reduce_op
 from .timeline import Collective, Lane, Played, Step
 from .traffic import Traffic, build_traffic, busiest_links
 
@@ -197,7 +198,8 @@ class _Answer:
         records = []
         if layout.tp > 1:
             seconds = both.tp_comm_s
-            records.append(CommRecord("tp", "all_reduce", "ring", both.tp_bytes, both.tp_count, seconds, seconds))
+            algorithm = cost.algorithms["tp", "all_reduce"]
+            records.append(CommRecord("tp", "all_reduce", algorithm, both.tp_bytes, both.tp_count, seconds, seconds))
         if layout.pp > 1:
             program, held = self.lane.program, self.timeline.held_s[stage]
             messages = count * ((stage < layout.pp - 1) + (stage > 0))
@@ -205,8 +207,8 @@ class _Answer:
             sent = messages * cost.message_bytes
             records.append(CommRecord("pp", "send", "direct", sent, messages, max(busy, held), held))
             if both.gather_s > 0:
-                seconds = both.gather_s
-                records.append(CommRecord("pp", "all_gather", "ring", both.gather_bytes, messages, seconds, seconds))
+                seconds, algorithm = both.gather_s, cost.algorithms["tp", "all_gather"]
+                records.append(CommRecord("pp", "all_gather", algorithm, both.gather_bytes, messages, seconds, seconds))
         tail, times = self.step.tail, self.played.tail
         for group, op, collective, seconds in (
             ("dp", reduce_op(scenario), tail.reduce[stage], times.reduce_s[stage]),
@@ -215,7 +217,8 @@ class _Answer:
         ):
             if collective and seconds > 0:
                 sent = sum(exchange.edge_bytes for exchange in collective)
-                records.append(CommRecord(group, op, "ring", sent, 1, seconds, seconds))
+                algorithm = self.traffic.algorithms[group, op]
+                records.append(CommRecord(group, op, algorithm, sent, 1, seconds, seconds))
         return tuple(records)
 
     def _links(self) -> tuple[LinkLoad, ...]:

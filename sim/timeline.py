@@ -110,14 +110,12 @@ class Lane:
         program: What each of them plays.
         up: Classes of a stage's forward messages, a boundary; several where ranks are not folded.
         down: Classes of the backward messages, a boundary.
-        embedding: Classes of the rings between the two copies of a tied embedding.
     """
 
     replicas: tuple[int, ...]
     program: Program
     up: tuple[tuple[int, ...], ...]
     down: tuple[tuple[int, ...], ...]
-    embedding: tuple[int, ...]
 
     def flows(self, stage: int, kind: int) -> tuple[int, ...]:
         """Classes of the messages after an action."""

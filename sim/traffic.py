@@ -8,6 +8,7 @@ rings. With nothing folded, every rank's messages are classes of their own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,36 +19,16 @@ import numpy.typing as npt
 from ..scenarios.result import LinkLoad
 from ..scenarios.scenario import Scenario
 from ..topology.placement import Placement, build_placement
-from ..topology.routing import Hops, Routes, join, ring_orders
+from ..topology.routing import Routes
+from . import shards
 from .calibration import Calibration, NetworkFigures
-from .collectives import COLLECTIVES
+from .communicate import PhaseHops, Plan, plan_collective, ring_hops
 from .network import TrafficClasses, traffic_classes
 from .perturb import Damage, damage_of
+from .timeline import Collective, Exchange
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class RingLatency:
-    """What the steps of a ring cost beside its bytes.
-
-    Of the ring's ``p`` steps a round, those that cross a node border wait for the
-    fabric; a ring over N nodes crosses N of them (NCCL, src/graph/tuning.cc, counts alike).
-    """
-
-    base_s: float
-    inside_s: float
-    across_s: float
-    ranks: int
-    nodes: int
-
-    def seconds(self, steps: int) -> float:
-        """Latency of so many steps; 0 for a ring of one."""
-        if steps == 0:
-            return 0.0
-        crossing = steps * self.nodes / self.ranks if self.nodes > 1 else 0.0
-        return self.base_s + (steps - crossing) * self.inside_s + crossing * self.across_s
 
 
 @dataclass(frozen=True)
@@ -67,7 +48,7 @@ class LaneTraffic:
         replicas: Their numbers.
         up: Classes of the forward messages, a boundary.
         down: Classes of the backward messages, a boundary.
-        embedding: Classes of the ring between the two copies of a tied embedding; none without a pipeline.
+        embedding: The reduction between the two copies of a tied embedding; empty where there is one copy.
         speed: Of the slowest device of a stage, of the others' speed.
         tensor_rate: Bytes/s over each edge of the tensor-parallel rings of a stage.
     """
@@ -75,7 +56,7 @@ class LaneTraffic:
     replicas: tuple[int, ...]
     up: tuple[tuple[int, ...], ...]
     down: tuple[tuple[int, ...], ...]
-    embedding: tuple[int, ...]
+    embedding: Collective
     speed: tuple[float, ...]
     tensor_rate: tuple[float, ...]
 
@@ -87,26 +68,40 @@ class Traffic:
     Attributes:
         classes: All classes over constraint rows.
         lanes: Replicas that behave alike.
-        data: Classes of the data-parallel rings, a stage.
+        reduce: The reduction of the gradients over the replicas, a stage.
+        gather: The gathering of the parameters with ZeRO-1, a stage.
+        algorithms: How each collective runs, by group and operation.
         message_latency_s: Latency of one message, a boundary.
-        data_ring: Latency of a data-parallel ring.
-        embedding_ring: Latency of the ring between first and last stage.
         tensor_rate: Bytes/s over each edge of an undisturbed tensor-parallel ring while all groups run theirs.
-        tensor_ring: Latency of a tensor-parallel ring.
         use: Who uses which link.
         routes: The links.
     """
 
     classes: TrafficClasses
     lanes: tuple[LaneTraffic, ...]
-    data: tuple[tuple[int, ...], ...]
+    reduce: tuple[Collective, ...]
+    gather: tuple[Collective, ...]
+    algorithms: dict[tuple[str, str], str]
     message_latency_s: tuple[float, ...]
-    data_ring: RingLatency
-    embedding_ring: RingLatency
     tensor_rate: float
-    tensor_ring: RingLatency
     use: LinkUse
     routes: Routes
+
+    def message_rate(self, boundary: int, *, back: bool = False) -> float:
+        """Solo rate of the messages between a stage and the next, in the slowest lane."""
+        solo = self.classes.solo
+        return min(solo[flow] for lane in self.lanes for flow in (lane.down if back else lane.up)[boundary])
+
+    def data_rate(self, stage: int) -> float:
+        """Solo rate over each edge of a stage's reduction, its slowest phase."""
+        flows = [flow for exchange in self.reduce[stage] for flow in exchange.flows]
+        return min((self.classes.solo[flow] for flow in flows), default=math.inf)
+
+    @property
+    def embedding_rate(self) -> float:
+        """Solo rate over each edge between the two copies of a tied embedding, in the slowest lane."""
+        exchanges = [exchange for lane in self.lanes for exchange in lane.embedding]
+        return min((self.classes.solo[flow] for exchange in exchanges for flow in exchange.flows), default=math.inf)
 
     @cached_property
     def names(self) -> dict[int, str]:
@@ -118,30 +113,46 @@ class Traffic:
             for boundary, (up, down) in enumerate(zip(lane.up, lane.down, strict=True)):
                 names |= dict.fromkeys(up, f"pp {boundary} to {boundary + 1}{of}")
                 names |= dict.fromkeys(down, f"pp {boundary + 1} to {boundary}{of}")
-            names |= dict.fromkeys(lane.embedding, f"embedding{of}")
-        for stage, flows in enumerate(self.data):
-            names |= dict.fromkeys(flows, f"dp of stage {stage}")
+            names |= {flow: f"embedding{of}" for exchange in lane.embedding for flow in exchange.flows}
+        for stage, collectives in enumerate(zip(self.reduce, self.gather, strict=True)):
+            for exchange in (exchange for collective in collectives for exchange in collective):
+                names |= dict.fromkeys(exchange.flows, f"dp of stage {stage}")
         return names
 
 
-@dataclass
 class _Classes:
-    """Classes being numbered, and the links each of their transfers uses."""
+    """Classes being numbered, and the links that their transfers use."""
 
-    count: int = 0
+    def __init__(self) -> None:
+        self.count = 0
+        self._uses: list[tuple[Ints, PhaseHops]] = []
+        self._numbered: dict[int, Ints] = {}
 
-    def __post_init__(self) -> None:
-        self.class_of: list[Ints] = []
-        self.link: list[Ints] = []
-        self.share: list[Floats] = []
-        self.weight: list[Floats] = []
+    def number(self, class_of_row: Ints, hops: PhaseHops) -> Ints:
+        """New classes for the rows of a phase or of messages.
 
-    def add(self, class_of: Ints, hops: Hops, reached: Floats, routes: Routes) -> None:
-        """Count the hops of messages, each of the class given for it."""
-        self.class_of.append(class_of[hops.message])
-        self.link.append(hops.link)
-        self.share.append(hops.share)
-        self.weight.append(hops.share / reached[routes.place[hops.link]])
+        Args:
+            class_of_row: Which rows share a class: numbers from 0 on.
+            hops: The links of each row.
+
+        Returns:
+            The class of each row.
+        """
+        if id(hops) in self._numbered:  # the same transfers again, such as the rings of two operations
+            return self._numbered[id(hops)]
+        numbers = self.count + class_of_row
+        self.count += int(class_of_row.max()) + 1
+        self._uses.append((numbers[hops.row], hops))
+        self._numbered[id(hops)] = numbers
+        return numbers
+
+    def fold(self, capacity: Floats) -> tuple[TrafficClasses, LinkUse]:
+        """All classes over constraint rows, and who uses which link."""
+        class_of = np.concatenate([np.empty(0, np.int64), *(numbers for numbers, _ in self._uses)])
+        link = np.concatenate([np.empty(0, np.int64), *(hops.link for _, hops in self._uses)])
+        share = np.concatenate([np.empty(0), *(hops.share for _, hops in self._uses)])
+        weight = np.concatenate([np.empty(0), *(hops.weight for _, hops in self._uses)])
+        return traffic_classes(self.count, class_of, link, weight, capacity), LinkUse(class_of, link, share)
 
 
 def build_traffic(scenario: Scenario, calibration: Calibration, *, fold: bool = True) -> Traffic:
@@ -151,6 +162,9 @@ def build_traffic(scenario: Scenario, calibration: Calibration, *, fold: bool = 
         scenario: What is asked.
         calibration: Achieved shares and latencies.
         fold: Whether replicas that behave alike, and the ranks of a tensor group, share classes.
+
+    Raises:
+        InputError: If a perturbation names nothing of the job, or a named algorithm cannot run.
     """
     figures = calibration.network
     placement = placement_of(scenario)
@@ -159,74 +173,108 @@ def build_traffic(scenario: Scenario, calibration: Calibration, *, fold: bool = 
     damage = damage_of(scenario, placement, sound)
     routes = damage.routes
     pp, dp, tp = grid.shape
-    # What a library does not reach is lost at the ends, in the node and at its NICs; links beyond carry what was sent.
-    ring = _ring_reach(figures)
-    direct = np.array([figures.node_point_to_point.value, figures.fabric_point_to_point.value, 1.0])
-    source, target = grid[:-1].reshape(-1), grid[1:].reshape(-1)
-    together = np.repeat(np.arange(pp - 1), dp * tp)
-    up_hops = routes.route(source, target, together=together)
-    down_hops = routes.route(target, source, together=together)
+    messages = _pipeline_hops(grid, routes, figures)
     tensor_rate = tensor_ring_rate(placement, sound, figures)
     disturbed = _disturbed_tensor_rates(placement, damage, figures, tensor_rate)
-    lanes = _find_lanes(placement, damage, (up_hops, down_hops), disturbed, fold=fold and not scenario.perturb.jitter)
+    lanes = _find_lanes(placement, damage, messages, disturbed, fold=fold and not scenario.perturb.jitter)
     lane_of = np.empty(dp, dtype=np.int64)
     for number, replicas in enumerate(lanes):
         lane_of[list(replicas)] = number
 
     classes = _Classes()
-    width = 1 if fold else tp
-    tensor = np.arange(tp) if not fold else np.zeros(tp, dtype=np.int64)
-    parts: list[tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...], tuple[int, ...]]] = []
-    per_lane = (2 * (pp - 1) + 1) * width if pp > 1 else 0
-    if pp > 1:
-        # Class of the message of (boundary, replica, tensor rank): lane by lane, up, then down, then the embedding.
-        boundary = np.arange(pp - 1)[:, None, None]
-        base = (lane_of * per_lane)[None, :, None] + tensor[None, None, :]
-        shape = (pp - 1, dp, tp)
-        up = np.broadcast_to(base + boundary * width, shape).reshape(-1)
-        classes.add(up, up_hops, direct, routes)
-        classes.add(up + (pp - 1) * width, down_hops, direct, routes)
+    algorithms: dict[tuple[str, str], str] = {}
+    tensor = np.zeros(tp, dtype=np.int64) if fold else np.arange(tp)
+    width = int(tensor[-1]) + 1
+    # Rows of messages count boundary, replica, tensor rank; rows of the embedding replica and tensor rank.
+    boundary = np.arange(pp - 1)[:, None, None]
+    message_class = ((lane_of[None, :, None] * (pp - 1) + boundary) * width + tensor).reshape(-1)
+    up, down = (
+        _by_lane(classes.number(message_class, hops), lane_of, (pp - 1, dp, tp), len(lanes))
+        if pp > 1
+        else [()] * len(lanes)
+        for hops in messages
+    )
+    embedding: list[Collective] = [()] * len(lanes)
+    size = shards.embedding_bytes(scenario)
+    if size > 0:
         ends = np.stack([grid[0].reshape(-1), grid[-1].reshape(-1)], axis=1)
-        copies = np.broadcast_to(base[0] + 2 * (pp - 1) * width, (dp, tp)).reshape(-1)
-        classes.add(copies, ring_hops(routes, ends), ring, routes)
-    for number in range(len(lanes)):
-        at = number * per_lane
-        parts.append(
-            (
-                tuple(tuple(range(at + b * width, at + (b + 1) * width)) for b in range(pp - 1)),
-                tuple(tuple(range(at + (pp - 1 + b) * width, at + (pp + b) * width)) for b in range(pp - 1)),
-                tuple(range(at + 2 * (pp - 1) * width, at + per_lane)) if pp > 1 else (),
-            )
+        plan = plan_collective(
+            "all_reduce", [size], ends, routes, figures, scenario.algorithm("embedding", "all_reduce")
         )
-    at = len(lanes) * per_lane
-    data = tuple(tuple(range(at + s * width, at + (s + 1) * width)) for s in range(pp))
-    if dp > 1:
-        groups = np.swapaxes(grid, 1, 2).reshape(-1, dp)
-        stage_class = (at + np.arange(pp)[:, None] * width + tensor[None, :]).reshape(-1)
-        classes.add(stage_class, ring_hops(routes, groups), ring, routes)
-    folded, use = _fold(at + pp * width, classes, damage.capacity)
-    per_node = placement.devices_per_node
+        algorithms["embedding", "all_reduce"] = plan.choice.algorithm
+        rows = (lane_of[:, None] * width + tensor).reshape(-1)
+        numbered = [classes.number(rows, hops) for hops in plan.hops]
+        for number in range(len(lanes)):
+            own = (lane_of[:, None] == number) & np.ones(tp, dtype=bool)
+            embedding[number] = _collective(plan, 0, [numbers[own.reshape(-1)] for numbers in numbered])
+    stages = shards.stage_parameters(scenario)
+    groups = np.swapaxes(grid, 1, 2).reshape(-1, dp)
+    rows = (np.arange(pp)[:, None] * width + tensor).reshape(-1)
+    over_replicas: list[tuple[Collective, ...]] = []
+    rings: dict[str, PhaseHops] = {}
+    for op, sizes in (
+        (shards.reduce_op(scenario), [shards.reduce_bytes(scenario, count) for count in stages]),
+        ("all_gather", [shards.gather_bytes(scenario, count) for count in stages]),
+    ):
+        if dp == 1 or max(sizes) == 0:
+            over_replicas.append(((),) * pp)
+            continue
+        plan = plan_collective(op, sizes, groups, routes, figures, scenario.algorithm("dp", op), rings)
+        algorithms["dp", op] = plan.choice.algorithm
+        numbered = [classes.number(rows, hops).reshape(pp, tp) for hops in plan.hops]
+        over_replicas.append(
+            tuple(_collective(plan, stage, [numbers[stage] for numbers in numbered]) for stage in range(pp))
+        )
+    folded, use = classes.fold(damage.capacity)
     return Traffic(
         classes=folded,
         lanes=tuple(
             LaneTraffic(
                 replicas=replicas,
-                up=lane_up,
-                down=lane_down,
-                embedding=copies_of,
+                up=up[number],
+                down=down[number],
+                embedding=embedding[number],
                 speed=tuple(float(damage.speed[grid[s, list(replicas)]].min()) for s in range(pp)),
                 tensor_rate=tuple(float(disturbed[s, list(replicas)].min()) for s in range(pp)),
             )
-            for replicas, (lane_up, lane_down, copies_of) in zip(lanes, parts, strict=True)
+            for number, replicas in enumerate(lanes)
         ),
-        data=data,
-        message_latency_s=_message_latency(per_node, source, target, pp, figures),
-        data_ring=_ring_latency(np.swapaxes(grid, 1, 2).reshape(-1, placement.dp), per_node, figures),
-        embedding_ring=_ring_latency(grid[[0, -1]].reshape(2, -1).T, per_node, figures),
+        reduce=over_replicas[0],
+        gather=over_replicas[1],
+        algorithms=algorithms,
+        message_latency_s=_message_latency(grid, placement.devices_per_node, figures),
         tensor_rate=tensor_rate,
-        tensor_ring=_ring_latency(placement.tensor_groups(), per_node, figures),
         use=use,
         routes=routes,
+    )
+
+
+def _pipeline_hops(grid: Ints, routes: Routes, figures: NetworkFigures) -> tuple[PhaseHops, PhaseHops]:
+    """Links of the messages to the next stage, and of those back."""
+    # What a library does not reach is lost at the ends, in the node and at its NICs; links beyond carry what was sent.
+    reached = np.array([figures.node_point_to_point.value, figures.fabric_point_to_point.value, 1.0])
+    source, target = grid[:-1].reshape(-1), grid[1:].reshape(-1)
+    together = np.repeat(np.arange(len(grid) - 1), grid[0].size)
+    found = []
+    for ends in ((source, target), (target, source)):
+        hops = routes.route(*ends, together=together)
+        found.append(PhaseHops(hops.message, hops.link, hops.share, hops.share / reached[routes.place[hops.link]]))
+    return found[0], found[1]
+
+
+def _by_lane(
+    classes: Ints, lane_of: Ints, shape: tuple[int, int, int], lanes: int
+) -> list[tuple[tuple[int, ...], ...]]:
+    """Of each lane and boundary its classes, from those of all messages."""
+    by_message = classes.reshape(shape)
+    return [tuple(tuple(np.unique(row[lane_of == lane]).tolist()) for row in by_message) for lane in range(lanes)]
+
+
+def _collective(plan: Plan, size: int, classes: list[Ints]) -> Collective:
+    """One buffer's phases as exchanges of these classes."""
+    return tuple(
+        Exchange(tuple(np.unique(numbers).tolist()), edge_bytes, extra_s)
+        for numbers, edge_bytes, extra_s in zip(classes, plan.edge_bytes[size], plan.extra_s[size], strict=True)
     )
 
 
@@ -237,7 +285,7 @@ def placement_of(scenario: Scenario) -> Placement:
 
 
 def _find_lanes(
-    placement: Placement, damage: Damage, hops: Sequence[Hops], tensor_rates: Floats, *, fold: bool
+    placement: Placement, damage: Damage, hops: Sequence[PhaseHops], tensor_rates: Floats, *, fold: bool
 ) -> tuple[tuple[int, ...], ...]:
     """Replicas whose devices and links are disturbed alike; all of them in one lane where nothing is."""
     grid = placement.grid()
@@ -256,8 +304,8 @@ def _find_lanes(
             marks[int(replica)].add(("tensor", int(stage), float(tensor_rates[stage, replica])))
     for direction, part in enumerate(hops):
         touched = np.isin(part.link, damage.links)
-        for message, link in zip(part.message[touched].tolist(), part.link[touched].tolist(), strict=True):
-            boundary, replica = divmod(message // tp, dp)
+        for row, link in zip(part.row[touched].tolist(), part.link[touched].tolist(), strict=True):
+            boundary, replica = divmod(row // tp, dp)
             marks[replica].add(("link", direction, boundary, link))
     by_mark: dict[frozenset[tuple[object, ...]], list[int]] = {}
     for replica, found in enumerate(marks):
@@ -265,63 +313,17 @@ def _find_lanes(
     return tuple(tuple(replicas) for replicas in by_mark.values())
 
 
-def _fold(count: int, classes: _Classes, capacity: Floats) -> tuple[TrafficClasses, LinkUse]:
-    class_of = np.concatenate([np.empty(0, np.int64), *classes.class_of])
-    link = np.concatenate([np.empty(0, np.int64), *classes.link])
-    share = np.concatenate([np.empty(0), *classes.share])
-    weight = np.concatenate([np.empty(0), *classes.weight])
-    return traffic_classes(count, class_of, link, weight, capacity), LinkUse(class_of, link, share)
-
-
-def ring_hops(routes: Routes, groups: Ints) -> Hops:
-    """Links that rings over groups of devices use; the message number is the group's.
-
-    A ring inside a node follows the library's own rings, both ways round. A ring over
-    several nodes visits its members in rank order; where a node holds several of them,
-    what leaves the node spreads over all its NICs, as the library's channels do.
-
-    Args:
-        routes: Links of the job.
-        groups: Devices, shape (groups, members), at least two members.
-    """
-    per_node = routes.node.devices
-    nodes, local = groups // per_node, groups % per_node
-    inside = (nodes == nodes[:, :1]).all(axis=1)
-    index = np.arange(len(groups), dtype=np.int64)
-    parts: list[Hops] = []
-    for pattern in np.unique(local[inside], axis=0):
-        chosen = index[inside & (local == pattern).all(axis=1)]
-        orders = ring_orders(routes.machine, tuple(int(device) for device in pattern))
-        first = nodes[chosen, 0] * per_node
-        for order in orders:
-            for here, there in zip(order, (*order[1:], order[0]), strict=True):
-                for a, b in ((here, there), (there, here)):
-                    hops = routes.route(first + a, first + b)
-                    parts.append(Hops(chosen[hops.message], hops.link, hops.share / (2 * len(orders))))
-    outside = index[~inside]
-    if len(outside):
-        shared = len(np.unique(nodes[outside[0]])) < groups.shape[1]
-        members = groups[outside]
-        hops = routes.route(members.reshape(-1), np.roll(members, -1, axis=1).reshape(-1), spread=shared)
-        parts.append(Hops(outside[hops.message // groups.shape[1]], hops.link, hops.share))
-    return join(parts)
-
-
 def tensor_ring_rate(placement: Placement, routes: Routes, figures: NetworkFigures) -> float:
     """Rate of a tensor-parallel ring while every group of the job runs one, on undamaged links."""
     if placement.tp == 1:
         return float("inf")
-    groups = placement.tensor_groups()
-    if not placement.tensor_group_crosses_nodes():
-        groups = groups[: max(placement.devices_per_node // placement.tp, 1)]  # every node is alike
+    groups = tensor_groups_together(placement)
     hops = ring_hops(routes, groups)
     weight = hops.share / _ring_reach(figures)[routes.place[hops.link]]
     return traffic_classes(1, np.zeros(len(hops.link), np.int64), hops.link, weight, routes.capacity).solo[0]
 
 
-def _disturbed_tensor_rates(
-    placement: Placement, damage: Damage, figures: NetworkFigures, rate: float
-) -> Floats:
+def _disturbed_tensor_rates(placement: Placement, damage: Damage, figures: NetworkFigures, rate: float) -> Floats:
     """Rate of the tensor-parallel rings of each stage and replica, shape (pp, dp)."""
     rates = np.full((placement.pp, placement.dp), rate)
     if placement.tp == 1 or not (len(damage.nodes) or len(damage.links)):
@@ -342,42 +344,18 @@ def _ring_reach(figures: NetworkFigures) -> Floats:
     return np.array([figures.node_ring.value, figures.fabric_ring.value, 1.0])
 
 
-def _ring_latency(groups: Ints, per_node: int, figures: NetworkFigures) -> RingLatency:
-    nodes = np.sort(groups // per_node, axis=1)
-    most = int((np.diff(nodes, axis=1) != 0).sum(axis=1).max()) + 1  # nodes of the ring that spans most
-    return RingLatency(
-        base_s=figures.base.value,
-        inside_s=figures.node_hop.value,
-        across_s=figures.fabric_hop.value,
-        ranks=groups.shape[1],
-        nodes=most,
-    )
+def tensor_groups_together(placement: Placement) -> Ints:
+    """Tensor-parallel groups that stand for all: those of one node, where no group leaves its own."""
+    groups = placement.tensor_groups()
+    if placement.tensor_group_crosses_nodes():
+        return groups
+    return groups[: max(placement.devices_per_node // placement.tp, 1)]  # every node is alike
 
 
-def _message_latency(
-    per_node: int, source: Ints, target: Ints, stages: int, figures: NetworkFigures
-) -> tuple[float, ...]:
+def _message_latency(grid: Ints, per_node: int, figures: NetworkFigures) -> tuple[float, ...]:
     """Latency of one message, the slowest of each boundary."""
-    if stages == 1:
-        return ()
-    across = (source // per_node != target // per_node).reshape(stages - 1, -1).any(axis=1)
+    across = (grid[:-1] // per_node != grid[1:] // per_node).any(axis=(1, 2))
     return tuple(np.where(across, figures.fabric_hop.value, figures.node_hop.value).tolist())
-
-
-def ring_s(op: str, size_bytes: float, ranks: int, rate: float, latency: RingLatency) -> float:
-    """Seconds of a ring collective that is alone on its links.
-
-    Args:
-        op: ``all_reduce``, ``all_gather`` or ``reduce_scatter``.
-        size_bytes: The whole buffer.
-        ranks: Members; one sends nothing and takes 0 s.
-        rate: Bytes/s over each edge.
-        latency: Of its steps.
-    """
-    if ranks == 1:
-        return 0.0
-    shape = COLLECTIVES[op, "ring"].shape(size_bytes, ranks)
-    return shape.edge_bytes / rate + latency.seconds(shape.steps)
 
 
 def busiest_links(traffic: Traffic, class_bytes: Floats, step_s: float, most: int = 8) -> tuple[LinkLoad, ...]:

@@ -112,9 +112,7 @@ Row = tuple[MeasuredRun, Scenario]
 
 
 def _errors(calibration: Calibration, rows: Sequence[Row]) -> list[float]:
-    return [
-        predict(scenario, calibration, "recurrence").step_s / run.step_s - 1 for run, scenario in rows
-    ]
+    return [predict(scenario, calibration, "recurrence").step_s / run.step_s - 1 for run, scenario in rows]
 
 
 def _solve(recipe: Recipe, base: Calibration, rows: Sequence[Row]) -> tuple[float, ...]:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from ..scenarios.measurements import (
     MeasuredCollective,
     Use,
@@ -23,8 +25,9 @@ from ..scenarios.measurements import (
 )
 from ..scenarios.result import Prediction
 from ..scenarios.scenario import Scenario
+from ..sim.communicate import collective_s
 from ..sim.predict import choose_calibration, predict
-from ..sim.traffic import Traffic, build_traffic, ring_s
+from ..sim.traffic import placement_of
 
 Quantity = Literal["step", "rate", "memory", "collective"]
 
@@ -158,44 +161,38 @@ def _stages(predictions: dict[str, Prediction]) -> Iterable[ValidationRow]:
 
 
 def _messages() -> Iterable[ValidationRow]:
-    traffic: dict[tuple[str, ...], tuple[Scenario, Traffic]] = {}
     for message in measured_collectives():
         if message.use == "context":
             continue
-        if message.overrides not in traffic:
-            asked = message.ask()
-            traffic[message.overrides] = asked, build_traffic(asked, choose_calibration(asked))
-        scenario, built = traffic[message.overrides]
-        predicted, size = _message_s(message, scenario, built), message.size_bytes
-        if predicted is not None:
-            yield _row(
-                message.id,
-                "collective",
-                message.median_s,
-                predicted,
-                machine=scenario.machine.name,
-                source=message.source,
-                use=message.use,
-                note=f"{message.op}, {message.group}, {message.ranks} ranks, {size:.0f} B. {message.note}",
-            )
+        scenario = message.ask()
+        size = message.size_bytes
+        note = f"{message.op}, {message.group}, {message.ranks} ranks, {size:.0f} B. {message.note}"
+        yield _row(
+            message.id,
+            "collective",
+            message.median_s,
+            _message_s(message, scenario),
+            machine=scenario.machine.name,
+            source=message.source,
+            use=message.use,
+            note=note,
+        )
 
 
-def _message_s(message: MeasuredCollective, scenario: Scenario, traffic: Traffic) -> float | None:
-    """Seconds of one timed message by itself; None where the model has no such message."""
-    solo = traffic.classes.solo
-    size = message.size_bytes
-    if message.group == "pp":
-        return traffic.message_latency_s[0] + size / solo[traffic.forward(0)]
-    shard = message.op == "all_gather"
-    if message.group == "tp":
-        ranks, rate, latency = scenario.layout.tp, traffic.tensor_rate, traffic.tensor_ring
-    elif message.group == "dp":
-        ranks, rate, latency = scenario.dp, solo[traffic.data(0)], traffic.data_ring
-    elif message.group == "embedding":
-        ranks, rate, latency = 2, solo[traffic.embedding], traffic.embedding_ring
-    else:
-        return None
-    return ring_s(message.op, size * ranks if shard else size, ranks, rate, latency)
+def _message_s(message: MeasuredCollective, scenario: Scenario) -> float:
+    """Seconds of one timed message while the groups like its own run theirs."""
+    placement = placement_of(scenario)
+    grid = placement.grid()
+    groups = {
+        "tp": placement.tensor_groups()[:1],
+        "pp": np.stack([grid[0].reshape(-1), grid[1].reshape(-1)], axis=1),
+        "dp": grid[0].T,
+        "embedding": np.stack([grid[0].reshape(-1), grid[-1].reshape(-1)], axis=1),
+    }[message.group]
+    op = "send" if message.group == "pp" else message.op
+    size = message.size_bytes * (groups.shape[1] if op == "all_gather" else 1)
+    figures = choose_calibration(scenario).network
+    return collective_s(op, size, groups, placement.routes(scenario.machine), figures).seconds
 
 
 def _row(

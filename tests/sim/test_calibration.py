@@ -58,7 +58,8 @@ def test_every_figure_has_a_source_and_every_guess_says_what_it_rests_on(name):
 def test_a_fitted_figure_is_named_in_the_fit_and_no_other_is(name):
     calibration = load_calibration(name)
     fitted = {path for path, fact in facts_in(calibration) if fact.source == "exatwin-fit"}
-    named = calibration.fit.parameters if calibration.fit else []
+    fits = [fit for fit in (calibration.fit, calibration.benchmark_fit) if fit]
+    named = [parameter for fit in fits for parameter in fit.parameters]
     assert all(any(path.startswith(parameter) for parameter in named) for path in fitted)
     assert all(any(path.startswith(parameter) for path in fitted) for parameter in named)
 

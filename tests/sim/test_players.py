@@ -48,7 +48,7 @@ def alone(play):
         last = program.stages - 1
         up = tuple((boundary,) for boundary in range(last))
         down = tuple((last + boundary,) for boundary in range(last))
-        lane = Lane((0,), program, up, down, (3 * last + 1,))
+        lane = Lane((0,), program, up, down)
         played = play(Step((lane,), tail), classes)
         tail_times = replace(played.tail, embedding_s=played.tail.embedding_s[0])
         return Outcome(played.timelines[0], tail_times, played.events, played.solves)
@@ -308,7 +308,12 @@ def test_a_slower_part_never_makes_a_quiet_step_shorter(step, part):
 @given(steps())
 def test_the_closed_form_is_the_recurrence_where_stages_are_alike(step):
     program, tail = step
-    tail = replace(tail, reduce_bytes=(tail.reduce_bytes[0],) * program.stages)
+    sizes = [exchange.edge_bytes for exchange in tail.reduce[0]]
+    alike_rings = tuple(
+        tuple(replace(exchange, edge_bytes=size) for exchange, size in zip(collective, sizes, strict=True))
+        for collective in tail.reduce
+    )
+    tail = replace(tail, reduce=alike_rings)
     alike = replace(
         program,
         forward_s=(program.forward_s[0],) * program.stages,

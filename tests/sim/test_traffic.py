@@ -43,19 +43,25 @@ def traffic_of(**case):
     return build_traffic(scenario, default_calibration(scenario.machine))
 
 
-def test_a_job_has_a_class_for_each_kind_of_transfer():
+def test_every_class_belongs_to_one_kind_of_transfer():
     traffic = traffic_of(tp=8, pp=4, dp=2)
-    kinds = [traffic.forward(b) for b in range(3)] + [traffic.backward(b + 1) for b in range(3)]
-    kinds += [traffic.data(stage) for stage in range(4)] + [traffic.embedding]
-    assert sorted(kinds) == list(range(11)) == list(range(len(traffic.classes.weights)))
+    (lane,) = traffic.lanes
+    messages = [flow for flows in (*lane.up, *lane.down) for flow in flows]
+    embedding = {flow for exchange in lane.embedding for flow in exchange.flows}
+    over_replicas = {
+        flow for collective in (*traffic.reduce, *traffic.gather) for exchange in collective for flow in exchange.flows
+    }
+    assert len(messages) == len(set(messages)) == 6
+    assert sorted([*messages, *embedding, *over_replicas]) == list(range(len(traffic.classes.weights)))
     assert all(0 < rate < math.inf for rate in traffic.classes.solo)
     assert len(traffic.message_latency_s) == 3
 
 
 def test_a_job_of_one_device_sends_nothing():
     traffic = traffic_of()
-    assert traffic.classes.solo == (math.inf, math.inf)
-    assert traffic.tensor_rate == math.inf
+    assert traffic.classes.solo == ()
+    assert traffic.reduce == traffic.gather == ((),)
+    assert traffic.tensor_rate == traffic.data_rate(0) == traffic.embedding_rate == math.inf
 
 
 def test_a_tensor_ring_over_a_frontier_node_has_two_thin_cables_each_way_round():
@@ -76,15 +82,15 @@ def test_a_data_ring_of_one_gcd_a_node_gets_half_a_nic():
     _, calibration = frontier()
     traffic = traffic_of(tp=8, pp=2, dp=4)
     expected = 25e9 / 2 * calibration.network.fabric_ring.value
-    assert traffic.classes.solo[traffic.data(0)] == pytest.approx(expected)
+    assert traffic.data_rate(0) == pytest.approx(expected)
 
 
 def test_a_message_between_nodes_gets_half_a_nic():
     _, calibration = frontier()
     traffic = traffic_of(tp=8, pp=4, dp=1)
     expected = 25e9 / 2 * calibration.network.fabric_point_to_point.value
-    assert [traffic.classes.solo[traffic.forward(b)] for b in range(3)] == pytest.approx([expected] * 3)
-    assert [traffic.classes.solo[traffic.backward(b)] for b in (1, 2, 3)] == pytest.approx([expected] * 3)
+    assert [traffic.message_rate(b) for b in range(3)] == pytest.approx([expected] * 3)
+    assert [traffic.message_rate(b, back=True) for b in range(3)] == pytest.approx([expected] * 3)
 
 
 def test_a_data_ring_with_whole_nodes_in_it_spreads_over_all_nics():
@@ -92,8 +98,8 @@ def test_a_data_ring_with_whole_nodes_in_it_spreads_over_all_nics():
     _, calibration = frontier()
     traffic = traffic_of(dp=16)
     inside = 50e9 * calibration.network.node_ring.value
-    assert traffic.classes.solo[traffic.data(0)] <= 100e9 * calibration.network.fabric_ring.value
-    assert traffic.classes.solo[traffic.data(0)] >= min(inside, 100e9 * calibration.network.fabric_ring.value)
+    assert traffic.data_rate(0) <= 100e9 * calibration.network.fabric_ring.value
+    assert traffic.data_rate(0) >= min(inside, 100e9 * calibration.network.fabric_ring.value)
 
 
 @pytest.mark.parametrize("machine", ["selene", "dgx-h100"])
@@ -101,7 +107,9 @@ def test_on_a_switched_node_each_gpu_has_its_port_and_its_nic(machine):
     traffic = traffic_of(machine=machine, tp=8, pp=2, dp=2)
     node, figures = load_machine(machine).node, default_calibration(load_machine(machine)).network
     assert traffic.tensor_rate == pytest.approx(node.switch_bandwidth.value * figures.node_ring.value)
-    assert traffic.classes.solo[traffic.data(0)] == pytest.approx(node.nic_bandwidth.value * figures.fabric_ring.value)
+    rings = node.nic_bandwidth.value * figures.fabric_ring.value
+    shares = [1.0, *(protocol.share.value for protocol in figures.protocols)]
+    assert any(traffic.data_rate(0) == pytest.approx(rings * share) for share in shares)
 
 
 def test_messages_inside_a_node_wait_less_than_those_between_nodes():
@@ -112,12 +120,15 @@ def test_messages_inside_a_node_wait_less_than_those_between_nodes():
 
 @pytest.mark.parametrize("layout", [{"dp": 6, "pp": 4}, {"dp": 8, "pp": 3}, {"tp": 2, "dp": 6, "pp": 2}])
 def test_a_ring_that_leaves_its_node_waits_for_the_fabric_whichever_stage_it_is(layout):
-    """With 6 replicas stage 0 stays in its node of 8, and stage 1 does not."""
-    scenario = scenario_of(**layout)
-    placement = placement_of(scenario)
-    groups = np.concatenate([placement.data_groups(stage) for stage in range(placement.pp)])
-    most = max(len(np.unique(group // 8)) for group in groups)
-    assert build_traffic(scenario, frontier()[1]).data_ring.nodes == most
+    """With 6 replicas stage 0 stays in its node of 8, and stage 1 does not; the reduction waits for the slowest."""
+    traffic = traffic_of(**layout)
+    figures = frontier()[1].network
+    steps = 2 * (layout["dp"] - 1)
+    for stage in range(layout["pp"]):
+        waited = sum(exchange.latency_s for exchange in traffic.reduce[stage])
+        assert waited >= figures.base.value + steps * figures.node_hop.value
+        assert waited == pytest.approx(sum(exchange.latency_s for exchange in traffic.reduce[0]))
+    assert sum(exchange.latency_s for exchange in traffic.reduce[0]) >= figures.fabric_hop.value
 
 
 def flows(routes, messages, figures):
@@ -143,8 +154,7 @@ def test_a_folded_boundary_is_as_fast_as_the_slowest_of_its_messages(layout, way
     for boundary in range(scenario.layout.pp - 1):
         ends = [grid[boundary].ravel(), grid[boundary + 1].ravel()][::way]
         rates = max_min_rates(flows(routes, list(zip(*ends, strict=True)), calibration.network), routes.capacity)
-        kind = traffic.forward(boundary) if way == 1 else traffic.backward(boundary + 1)
-        assert traffic.classes.solo[kind] == pytest.approx(min(rates))
+        assert traffic.message_rate(boundary, back=way != 1) == pytest.approx(min(rates))
 
 
 @pytest.mark.parametrize("members", [(0, 1), (0, 1, 2, 3), (4, 5, 6, 7), tuple(range(8))])

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from exatwin.scenarios.measurements import measured_collectives, measured_run, measured_runs
-from exatwin.scenarios.scenario import load_scenario
-from exatwin.sim.calibration import default_calibration
+from exatwin.scenarios.measurements import measured_run, measured_runs
 from exatwin.sim.predict import predict
-from exatwin.sim.traffic import build_traffic, ring_s
+from exatwin.twin.validate import validate
 
 # Row: largest relative error of the step, and of the hardware rate where the source prints one.
 WITHIN = {
@@ -58,21 +56,9 @@ def test_more_replicas_of_the_same_batch_lose_what_the_published_runs_lost():
     assert predicted[1] / predicted[0] == pytest.approx(rates[1] / rates[0], rel=0.08)
 
 
-# Medians of the calls inside the runs of 16 to 256 nodes: rings of 2 to 32 nodes, messages, and rings inside a node.
-COLLECTIVE_WITHIN = 0.05
-COLLECTIVES = [row for row in measured_collectives() if row.use in ("fit", "unseen")]
-
-
-@pytest.mark.parametrize("row", COLLECTIVES, ids=[row.id for row in COLLECTIVES])
-def test_a_published_collective_is_met_within_its_stated_error(row):
-    scenario = load_scenario("lumi-175b", [f"devices={8 * row.nodes}"])
-    traffic = build_traffic(scenario, default_calibration(scenario.machine))
-    size = row.size_bytes * (row.ranks if row.op == "all_gather" else 1)
-    solo = traffic.classes.solo
-    seconds = {
-        "tp": lambda: ring_s(row.op, size, row.ranks, traffic.tensor_rate, traffic.tensor_ring),
-        "dp": lambda: ring_s(row.op, size, row.ranks, solo[traffic.data(0)], traffic.data_ring),
-        "embedding": lambda: ring_s(row.op, size, row.ranks, solo[traffic.embedding], traffic.embedding_ring),
-        "pp": lambda: size / solo[traffic.forward(0)] + traffic.message_latency_s[0],
-    }[row.group]()
-    assert seconds == pytest.approx(row.median_s, rel=COLLECTIVE_WITHIN)
+def test_every_row_of_the_validation_keeps_to_its_bound():
+    """Runs, the memory of stages, and messages timed inside runs of 16 to 256 nodes."""
+    validation = validate()
+    assert {row.quantity for row in validation.rows} == {"step", "rate", "memory", "collective"}
+    assert [row.id for row in validation.rows if not row.within] == []
+    assert all(row.bound is not None for row in validation.rows if row.use != "context")
