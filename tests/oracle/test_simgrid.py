@@ -16,8 +16,8 @@ import pytest
 import simpy
 
 from exatwin.sim.collectives import COLLECTIVES
+from exatwin.sim.communicate import ring_hops
 from exatwin.sim.network import Network, traffic_classes
-from exatwin.sim.traffic import ring_hops
 from exatwin.topology.machine import load_machine
 from exatwin.topology.routing import Routes
 

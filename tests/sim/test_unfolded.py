@@ -71,10 +71,14 @@ def folds_evenly(scenario):
     figures = figures_of(scenario.machine.name)
     apart, folded = (build_traffic(scenario, figures, fold=fold) for fold in (False, True))
     lane_of = {replica: number for number, lane in enumerate(folded.lanes) for replica in lane.replicas}
-    kind = {flow: ("data", stage) for stage, flows in enumerate(apart.data) for flow in flows}
+    kind = {}
+    for name, stages in (("reduce", apart.reduce), ("gather", apart.gather)):
+        for stage, phases in enumerate(stages):
+            for phase, exchange in enumerate(phases):
+                kind |= dict.fromkeys(exchange.flows, (name, stage, phase))
     for lane in apart.lanes:
         number = lane_of[lane.replicas[0]]
-        for way, boundaries in (("up", lane.up), ("down", lane.down), ("embedding", (lane.embedding,))):
+        for way, boundaries in (("up", lane.up), ("down", lane.down), ("embedding", [e.flows for e in lane.embedding])):
             kind |= {flow: (way, number, b) for b, flows in enumerate(boundaries) for flow in flows}
     weights = [{row: round(weight, 9) for row, weight in rows.items()} for rows in apart.classes.weights]
     users = {}

@@ -61,7 +61,7 @@ def test_throughput_falls_as_tensor_parallelism_grows_and_steeply_once_it_leaves
     assert falls(rates)
     inside, outside = rates[-2] / rates[-3], rates[-1] / rates[-2]
     assert inside > 0.85  # 4 to 8 GCDs, all in one node
-    assert outside < 0.5  # 8 to 16, in two
+    assert outside < 0.65  # 8 to 16, in two
 
 
 @pytest.mark.parametrize("devices", [16, 32, 64])
@@ -70,7 +70,7 @@ def test_a_replica_cut_by_tensors_alone_or_stages_alone_is_worse_than_one_cut_by
     cuts = {tp: cut(devices, tp, 16 // tp) for tp in (1, 2, 4, 8, 16)}
     assert falls([cuts[tp] for tp in (2, 4, 8, 16)])
     assert cuts[1] < cuts[2]
-    assert cuts[16] < 0.5 * cuts[8]
+    assert cuts[16] < 0.65 * cuts[8]
 
 
 def test_more_micro_batches_fill_the_pipeline():
