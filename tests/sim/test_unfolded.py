@@ -41,7 +41,17 @@ def figures_of(machine):
     return calibration.model_copy(update={"step": step.model_copy(update=none)})
 
 
-def job(machine="frontier", tp=8, pp=4, dp=6, micro_batches=2, framework="megatron", placement=None, perturb=None):
+def job(
+    machine="frontier",
+    tp=8,
+    pp=4,
+    dp=6,
+    micro_batches=2,
+    framework="megatron",
+    placement=None,
+    perturb=None,
+    all_reduce=None,
+):
     """A narrow layer a stage and long sequences: messages weigh as much as the work."""
     options = [
         f"machine={machine}",
@@ -53,6 +63,7 @@ def job(machine="frontier", tp=8, pp=4, dp=6, micro_batches=2, framework="megatr
         f"layout={{tp: {tp}, pp: {pp}, dp: {dp}}}",
         f"placement={json.dumps(placement or {})}",
         f"perturb={json.dumps(perturb or {})}",
+        *([f"collectives.dp.all_reduce={all_reduce}"] if all_reduce else []),
     ]
     options += ["training.precision=fp32"] if machine == "fugaku" else []
     return load_scenario("h100-llama-3-8b", options)
@@ -123,9 +134,17 @@ def jobs(draw, perturbed=False):
         if draw(st.booleans()):
             placement["device_order"] = draw(st.permutations(range(8)))
     framework = draw(st.sampled_from(("megatron", "megatron-deepspeed")))
+    all_reduce = draw(st.sampled_from((None, None, "ring", "tree", "recursive_doubling", "halving_doubling")))
     nodes = -(-devices // per_node)
     perturb = draw(troubles(machine, nodes, devices)) if perturbed else {}
-    return {"machine": machine, **layout, "framework": framework, "placement": placement, "perturb": perturb}
+    return {
+        "machine": machine,
+        **layout,
+        "framework": framework,
+        "placement": placement,
+        "perturb": perturb,
+        "all_reduce": all_reduce,
+    }
 
 
 @st.composite
