@@ -19,7 +19,7 @@ LOCKS := pyproject.toml constraints.txt
 help:
 	@echo 'make demo       predict the trillion-parameter run on 3,072 Frontier GCDs, beside what was published'
 	@echo 'make test       style, types, import directions, tests and doctests, as the continuous integration runs them'
-	@echo 'make validate   predictions against every published run, with their errors'
+	@echo 'make validate   predictions against every published run and benchmark, with their errors'
 	@echo 'make calibrate  fit the calibrations to their published runs again'
 	@echo 'make bench      what one prediction costs at each fidelity'
 	@echo 'make docs       the documentation as HTML in build/docs'
@@ -87,6 +87,7 @@ format: $(VENV)/dev.stamp
 
 validate: $(VENV)/base.stamp
 	@$(RUN) -m exatwin validate
+	@$(RUN) -m exatwin validate --network
 
 # Fit the calibrations again; the figures go into sim/calibrations by hand.
 calibrate: $(VENV)/dev.stamp

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from .report.terminal import Screen
+    from .sim.predict import NetworkMode
 
 DONE, FAILED, BAD_INPUT, ANSWER_IS_NO, OUTSIDE_TOLERANCE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
-KINDS = ("machines", "models", "scenarios", "calibrations", "frameworks", "schedules", "published")
+KINDS = ("machines", "topology", "models", "scenarios", "calibrations", "frameworks", "schedules", "published")
 SCHEMAS = ("scenario", "machine", "model", "framework")
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -88,6 +89,12 @@ def _fidelities() -> Sequence[str]:
     return FIDELITIES
 
 
+def _network_modes() -> Sequence[str]:
+    from .sim.predict import NETWORK_MODES
+
+    return NETWORK_MODES
+
+
 def _output_options(command: CommandT) -> CommandT:
     """``--json``, ``-o`` and ``-q``, as every command that gives an answer has them."""
     options = (
@@ -144,7 +151,14 @@ def cli(context: click.Context, show_traceback: bool) -> None:
     type=Word(_fidelities, "LEVEL"),
     default="des",
     show_default=True,
-    help="screen, recurrence, des or des-exact: quick to thorough.",
+    help="screen, recurrence, des, des-exact or des-per-rank: quick to thorough; the last plays every rank by itself.",
+)
+@click.option(
+    "--network",
+    type=Word(_network_modes, "MODE"),
+    default="shared",
+    show_default=True,
+    help="shared, or solo: every transfer as if it were alone, to see what contention costs.",
 )
 @_output_options
 def simulate(
@@ -152,6 +166,7 @@ def simulate(
     overrides: tuple[str, ...],
     calibration: str | None,
     fidelity: str,
+    network: NetworkMode,
     as_json: bool,
     output: str | None,
     quiet: bool,
@@ -165,15 +180,15 @@ def simulate(
 
     check_destination(output)
     from .report.published import published_run
-    from .report.tables import prediction_view
+    from .report.tables import prediction_document, prediction_view
     from .scenarios.scenario import load_scenario
     from .sim.calibration import load_calibration
     from .sim.predict import predict
 
     question = load_scenario(scenario, overrides)
-    prediction = predict(question, load_calibration(calibration) if calibration else None, fidelity)
+    prediction = predict(question, load_calibration(calibration) if calibration else None, fidelity, network)
     _answer(
-        prediction.document(__version__),
+        prediction_document(prediction, question),
         lambda screen: [prediction_view(prediction, question, published_run(question, prediction), screen)],
         as_json=as_json,
         output=output,
@@ -187,13 +202,20 @@ def simulate(
 @click.argument("name", required=False, type=BundledName(""), metavar="[NAME|PATH]")
 @_output_options
 def show(kind: str, name: str | None, as_json: bool, output: str | None, quiet: bool) -> int:
-    """List what is bundled, or show one of it in full."""
+    """List what is bundled, or show one of it in full.
+
+    With topology, -o FILE draws the machine (.svg, .png, .pdf) or writes its
+    graph (.graphml, .json, .edges).
+    """
     from .report.documents import check_destination
 
     check_destination(output)
     from .report.show import show_kind, show_one
 
     shown = show_one(kind, name) if name else show_kind(kind)
+    if shown.save and output and output != "-":
+        shown.save(output)
+        output = None
     _answer(shown.document, shown.view, as_json=as_json, output=output, quiet=quiet)
     return DONE
 
@@ -214,11 +236,14 @@ def schema(kind: str, output: str | None) -> int:
 @cli.command()
 @_output_options
 @click.option("--markdown", is_flag=True, help="Print Markdown tables, as docs/accuracy.md holds them.")
-def validate(as_json: bool, output: str | None, quiet: bool, markdown: bool) -> int:
+@click.option("--network", is_flag=True, help="Published benchmarks of collectives and messages instead of whole runs.")
+def validate(as_json: bool, output: str | None, quiet: bool, markdown: bool, network: bool) -> int:
     """Predict every published run and compare. Exits with 4 outside a stated tolerance."""
     from .report.documents import check_destination
 
     check_destination(output)
+    if network:
+        return _validate_network(as_json=as_json, output=output, quiet=quiet, markdown=markdown)
     from .report.validation import validation_markdown, validation_view
     from .twin.validate import validate as compare_all
 
@@ -228,6 +253,23 @@ def validate(as_json: bool, output: str | None, quiet: bool, markdown: bool) -> 
     _answer(
         outcome.document(__version__),
         lambda screen: validation_view(outcome, screen),
+        as_json=as_json,
+        output=output,
+        quiet=quiet or markdown,
+    )
+    return DONE if outcome.within else OUTSIDE_TOLERANCE
+
+
+def _validate_network(*, as_json: bool, output: str | None, quiet: bool, markdown: bool) -> int:
+    from .report.network import network_document, network_markdown, network_view
+    from .twin.network_validation import validate_network
+
+    outcome = validate_network()
+    if markdown:
+        click.echo(network_markdown(outcome), nl=False)
+    _answer(
+        network_document(outcome),
+        lambda screen: network_view(outcome, screen),
         as_json=as_json,
         output=output,
         quiet=quiet or markdown,

@@ -12,6 +12,7 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,25 @@ def write_document(document: dict[str, Any], path: str) -> None:
             _replace(place, text)
     except OSError as error:
         raise _unwritable(path, error) from None
+
+
+@contextlib.contextmanager
+def drafted(path: str) -> Iterator[Path]:
+    """A place beside a file, of the same ending, for a writer that writes files itself; moved there when it is done.
+
+    Raises:
+        InputError: If it cannot be moved there.
+    """
+    place = _resolved(path)
+    draft = place.with_name(f".{place.stem[:200]}.{os.getpid()}.part{place.suffix}")
+    try:
+        yield draft
+        draft.replace(place)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def _replace(place: Path, text: str) -> None:

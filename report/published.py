@@ -25,7 +25,7 @@ class Published:
         figures: By the names of a prediction's own figures; rates in FLOP/s.
         converted: Those of them that the source does not print but implies.
         peaks: Peak bytes of stages, as the framework's max allocated.
-        differs: Fields in which the run and the question differ, with the run's value.
+        differs: What the run has otherwise than the question, such as a field with the run's value.
     """
 
     id: str
@@ -67,7 +67,7 @@ def published_run(scenario: Scenario, prediction: Prediction) -> Published | Non
         figures=figures,
         converted=frozenset(converted),
         peaks={row.stage: row.max_allocated_bytes for row in measured_stage_memory() if row.run == run.id},
-        differs=tuple(_differences(scenario, run)),
+        differs=tuple(_differences(scenario, prediction, run)),
     )
 
 
@@ -80,13 +80,20 @@ def _figures(run: MeasuredRun) -> dict[str, float]:
     return {name: value for name, value in stated.items() if value}
 
 
-def _differences(scenario: Scenario, run: MeasuredRun) -> Iterator[str]:
-    if not run.scenario:
-        return
-    asked, measured = scenario.document(), run.ask().document()
-    for field, value in _leaves(measured):
-        if field.split(".")[0] not in NOT_ASKED and dict(_leaves(asked)).get(field) != value:
-            yield f"{field} {value}"
+def _differences(scenario: Scenario, prediction: Prediction, run: MeasuredRun) -> Iterator[str]:
+    if run.scenario:
+        asked, measured = scenario.document(), run.ask().document()
+        known = dict(_leaves(asked))
+        for field, value in _leaves(measured):
+            if field.split(".")[0] not in NOT_ASKED and known.get(field) != value:
+                yield f"{field} {value}"
+        for field, words in (("placement", "no such placement"), ("collectives", "the library's own algorithms")):
+            if field in asked and field not in measured:
+                yield words
+    if not scenario.perturb.empty:
+        yield "none of these perturbations"
+    if prediction.network == "solo":
+        yield "transfers that share their links"
 
 
 def _leaves(document: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

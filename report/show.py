@@ -12,6 +12,15 @@ from rich.text import Text
 from ..topology.errors import input_error, nearest
 from ..topology.units import format_bandwidth, format_bytes
 from .terminal import Screen, group, indented, plain_table, spaced
+from .topology import (
+    link_maps,
+    port_words,
+    save_list,
+    save_topology,
+    topology_document,
+    topology_list,
+    topology_view,
+)
 from .words import counted, device_words, fact_text, layout_words, parameter_words, percent, signed_percent, tera
 
 if TYPE_CHECKING:
@@ -22,10 +31,17 @@ View = Callable[[Screen], Sequence[RenderableType]]
 
 @dataclass(frozen=True)
 class Shown:
-    """Something bundled, for programs and for people."""
+    """Something bundled, for programs and for people.
+
+    Attributes:
+        document: In plain JSON types.
+        view: On a screen.
+        save: Writes it into a file, where that is more than its document.
+    """
 
     document: dict[str, Any]
     view: View
+    save: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +65,9 @@ def show_kind(kind: str) -> Shown:
     known = _kind(kind)
     found = known.names()
     documents = [known.one(name).document for name in found]
-    return Shown({kind: documents}, lambda screen: known.list_view(found, screen))
+    document = {kind: documents}
+    save = (lambda path: save_list(document, path)) if kind == "topology" else None
+    return Shown(document, lambda screen: known.list_view(found, screen), save)
 
 
 def show_one(kind: str, name: str) -> Shown:
@@ -111,7 +129,7 @@ def _machine(name: str) -> Shown:
     document = {"file": written, "fabric_summary": fabric_summary(machine), "device_count": machine.device_count}
 
     def view(screen: Screen) -> Sequence[RenderableType]:
-        device, node = machine.device, machine.node
+        device = machine.device
         peaks = ", ".join(f"{precision} {tera(fact.value)}" for precision, fact in device.peak.items())
         head = [
             Text(f"{machine.name}: {machine.title}", style="bold"),
@@ -120,35 +138,35 @@ def _machine(name: str) -> Shown:
                 f"a {device.word} is one {device.name}: {format_bytes(device.memory_bytes)} at "
                 f"{format_bandwidth(device.memory_bandwidth_bytes_per_s)}, peak TFLOP/s {peaks}"
             ),
-            indented(
-                f"a node reaches the {machine.fabric.kind.replace('_', ' ')} with {counted(node.nic_count, 'NIC')} of "
-                f"{format_bandwidth(node.nic_bandwidth_bytes_per_s)} each way"
-            ),
+            indented(port_words(machine)),
             *([indented(machine.note)] if machine.note else []),
         ]
         facts = _facts_table([(path, fact, _at(written, path)) for path, fact in machine.facts()], screen)
         assumed = machine.assumed()
         notes = [indented(f"assumed, not read: {', '.join(assumed)}", "yellow")] if assumed else []
-        return spaced([group(head), *_link_maps(machine), facts, *notes])
+        return spaced([group(head), *link_maps(machine), facts, *notes])
 
     return Shown(document, view)
 
 
-def _link_maps(machine: Any) -> list[RenderableType]:
-    """The links between the devices of a node, and which NIC hangs on which device."""
-    node, devices = machine.node, machine.devices_per_node
-    tables: list[RenderableType] = []
-    if node.links and devices <= 16:
-        each = format_bandwidth(node.link_bandwidth.value, 0)
-        table = plain_table(f"links of {each}", *(str(number) for number in range(devices)), "NIC")
-        for a in range(devices):
-            counts = ["." if a == b else str(node.link_count(a, b) or "") for b in range(devices)]
-            table.add_row(f"{machine.device.word} {a}", *counts, ", ".join(node.nics_of(a)))
-        tables.append(table)
-    elif node.switch_bandwidth:
-        each = format_bandwidth(node.switch_bandwidth.value, 0)
-        tables.append(indented(f"{devices} {machine.device.word}s on one switch, {each} each way"))
-    return tables
+# --- topology ------------------------------------------------------------------------------------------------------
+
+
+def _topologies(found: list[str], screen: Screen) -> Sequence[RenderableType]:
+    from ..topology.machine import load_machine
+
+    return topology_list([load_machine(name) for name in found], screen)
+
+
+def _topology(name: str) -> Shown:
+    from ..topology.machine import load_machine
+
+    machine = load_machine(name)
+    return Shown(
+        topology_document(machine),
+        lambda screen: topology_view(machine, screen),
+        save=lambda path: save_topology(machine, path),
+    )
 
 
 # --- models --------------------------------------------------------------------------------------------------------
@@ -423,6 +441,7 @@ def _published_one(name: str) -> Shown:
 
 KINDS = {
     "machines": _Kind(_machine_names, _machines, _machine),
+    "topology": _Kind(_machine_names, _topologies, _topology),
     "models": _Kind(_model_names, _models, _model),
     "scenarios": _Kind(_scenario_names, _scenarios, _scenario),
     "calibrations": _Kind(_calibration_names, _calibrations, _calibration),

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from .._version import __version__
 from ..topology.units import format_bytes, format_duration
 from .terminal import Screen, bar, indented, plain_table, spaced
-from .words import device_words, difference, gib, layout_words, parameter_words, percent, tera, token_words
+from .words import (
+    counted,
+    device_words,
+    difference,
+    gib,
+    layout_words,
+    parameter_words,
+    percent,
+    perturbation_words,
+    placement_words,
+    tera,
+    token_words,
+)
 
 if TYPE_CHECKING:
-    from ..scenarios.result import Breakdown, CommRecord, Memory, Prediction, StageMemory
+    from ..scenarios.result import Breakdown, CommRecord, LinkLoad, Memory, Prediction, StageMemory
     from ..scenarios.scenario import Scenario
     from .published import Published
 
-MOST_STAGES = 7  # rows of the memory table
+MOST_STAGES = 5  # rows of the memory table
+MOST_LINKS = 4  # rows of the links' table
+MOST_PERTURBATIONS = 4  # named in the header
 
 PARTS = {
     "compute": "compute",
@@ -50,11 +65,21 @@ def prediction_view(
         _answer(prediction, scenario, published, screen),
         _breakdown(prediction.breakdown_s, prediction.slowest_stage, screen),
         _communication(prediction.comm, screen),
+        _links(prediction.links, screen),
         _memory(prediction.memory, published, screen),
         _campaign(prediction, scenario),
         _warnings(prediction.warnings),
     ]
     return Group(*spaced(sections))
+
+
+def prediction_document(prediction: Prediction, scenario: Scenario) -> dict[str, Any]:
+    """The document of a prediction, with what the view says of the ranks' places and of what is perturbed."""
+    return {
+        **prediction.document(__version__),
+        "placement": placement_words(scenario),
+        "perturbed": perturbation_words(scenario),
+    }
 
 
 def shown_stages(memory: Memory, most: int = MOST_STAGES) -> list[StageMemory]:
@@ -71,15 +96,28 @@ def _header(prediction: Prediction, scenario: Scenario) -> RenderableType:
     training, layout = scenario.training, scenario.layout
     machine, model = scenario.machine, scenario.model
     size = parameter_words(model.parameters(layout.tp, training.seq_len).total)
+    placed = placement_words(scenario)
+    how = f"calibration {prediction.calibration}, fidelity {prediction.fidelity}"
     lines = [
         f"{model.name}, {size} parameters",
         f"{machine.name}: {device_words(machine, scenario.devices)}",
         layout_words(scenario),
         f"{training.global_batch:,} sequences of {training.seq_len:,} tokens = micro-batch {layout.micro_batch} x "
         f"{scenario.micro_batches:,} micro-batches x dp {layout.dp}",
-        f"calibration {prediction.calibration}, fidelity {prediction.fidelity}",
+        *(["; ".join(placed)] if placed else []),
+        how + (", network solo: nothing shares a link" if prediction.network == "solo" else ""),
     ]
-    return Group(Text(scenario.name, style="bold"), *(indented(line) for line in lines))
+    perturbed = perturbation_words(scenario)
+    marked = [indented(_perturbed_words(perturbed, prediction), "yellow")] if perturbed else []
+    return Group(Text(scenario.name, style="bold"), *(indented(line) for line in lines), *marked)
+
+
+def _perturbed_words(perturbed: Sequence[str], prediction: Prediction) -> str:
+    """What is perturbed, and how many kinds of replicas that makes."""
+    named = "; ".join(perturbed[:MOST_PERTURBATIONS])
+    more = len(perturbed) - MOST_PERTURBATIONS
+    named += f" and {more} more" if more > 0 else ""
+    return f"perturbed, {counted(prediction.engine.lanes, 'kind')} of replicas: {named}"
 
 
 def _answer(prediction: Prediction, scenario: Scenario, published: Published | None, screen: Screen) -> RenderableType:
@@ -94,9 +132,13 @@ def _answer(prediction: Prediction, scenario: Scenario, published: Published | N
         "tokens/s": ("tokens_per_s", prediction.tokens_per_s, "{:,.0f}".format),
         "samples/s": ("samples_per_s", prediction.samples_per_s, "{:,.2f}".format),
     }
-    table = plain_table("", "predicted", *(["published", "difference"] if published else []))
+    # A difference between two questions is no error of the prediction, so it is not shown as one.
+    compared = published is not None and not published.differs
+    columns = ["published", *(["difference"] if compared else [])] if published else []
+    table = plain_table("", "predicted", *columns)
     for name, (key, value, show) in figures.items():
-        table.add_row(name, show(value), *(_beside(published, key, value, show) if published else []))
+        cells = _beside(published, key, value, show)[: len(columns)] if published else []
+        table.add_row(name, show(value), *cells)
     notes = (_interval_words(prediction), _peak_words(scenario))
     lines: list[RenderableType] = [indented(note, "dim") for note in notes]
     if published:
@@ -104,7 +146,7 @@ def _answer(prediction: Prediction, scenario: Scenario, published: Published | N
         lines.append(indented(f"published: {published.id} ({published.source}). {published.note}{star}".strip(), "dim"))
         if published.differs:
             lines.append(
-                indented(f"not the same question: the published run has {', '.join(published.differs)}", "yellow")
+                indented(f"NOT the same question: the published run has {', '.join(published.differs)}", "yellow")
             )
     return Group(table, *lines)
 
@@ -145,7 +187,7 @@ def _breakdown(parts: Breakdown, slowest_stage: int, screen: Screen) -> Renderab
         if screen.roomy:
             cells.append(Text(bar(share, screen.width - 56, screen.unicode), style="blue"))
         table.add_row(*cells)
-    note = f"on the slowest stage, {slowest_stage}; communication that nothing hides; the parts sum to the step"
+    note = f"stage {slowest_stage}, the slowest; exposed communication only; the parts sum to the step"
     return Group(table, indented(note, "dim"))
 
 
@@ -166,6 +208,29 @@ def _communication(records: Sequence[CommRecord], screen: Screen) -> RenderableT
             format_duration(record.exposed_s),
         )
     return Group(table, indented("one rank of that stage in one step; bytes are what it sends", "dim"))
+
+
+def _links(links: Sequence[LinkLoad], screen: Screen) -> RenderableType | None:
+    if not links:
+        return None
+    roomy = screen.roomy
+    columns = ("alike", "bytes each", "busy", "used by") if roomy else ("alike", "busy")
+    table = plain_table("busiest links", *columns, left=("used by",))
+    for link in links[:MOST_LINKS]:
+        table.add_row(
+            link.name,
+            f"{link.count:,}",
+            *([format_bytes(link.bytes)] if roomy else []),
+            f"{link.busy * 100:.2f} %",
+            *([", ".join(_users(link))] if roomy else []),
+        )
+    note = "busy: share of the step at full rate, one direction; tensor rings not counted"
+    return Group(table, indented(note, "dim"))
+
+
+def _users(link: LinkLoad) -> list[str]:
+    """The kinds of traffic on it; which stages' is in the document, since it holds for the first of the links alone."""
+    return list(dict.fromkeys(user.split()[0] for user in link.users))
 
 
 def _memory(memory: Memory, published: Published | None, screen: Screen) -> RenderableType:

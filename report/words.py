@@ -5,7 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from ..topology.units import format_bandwidth
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..scenarios.perturb import LinkFault, SlowDevice
     from ..scenarios.scenario import Scenario
     from ..topology.machine import Machine
 
@@ -51,6 +56,67 @@ def layout_words(scenario: Scenario) -> str:
     words += ["sequence parallel"] if layout.sequence_parallel else []
     words += ["flash attention" if layout.flash_attention else "unfused attention"]
     return ", ".join(words)
+
+
+def placement_words(scenario: Scenario) -> list[str]:
+    """What the scenario says of its placement, and which of its groups leave a node.
+
+    >>> from exatwin.scenarios.scenario import load_scenario
+    >>> placement_words(load_scenario("frontier-1t", ["placement.nodes=spread"]))[0]
+    'nodes spread'
+    """
+    from ..sim.traffic import placement_of
+    from ..topology.placement import crossings
+
+    spec = scenario.placement
+    said = [f"rank order {spec.order}"] if "order" in spec.model_fields_set else []
+    said += ["devices of a node reordered"] if spec.device_order else []
+    if spec.nodes == "spread":
+        said.append(f"nodes spread over {spec.groups} groups" if spec.groups else "nodes spread")
+    elif spec.nodes != "contiguous":
+        said.append("nodes as listed")
+    said += [f"torus {'x'.join(map(str, spec.shape))}"] if spec.shape else []
+    return [*([", ".join(said)] if said else []), *crossings(placement_of(scenario), scenario.machine)]
+
+
+def perturbation_words(scenario: Scenario) -> list[str]:
+    """What is not as it should be, an entry each.
+
+    >>> from exatwin.scenarios.scenario import load_scenario
+    >>> perturbation_words(load_scenario("frontier-1t", ["perturb.nics=[{node: 6, nic: hsn0, rate: 0.5}]"]))
+    ['NIC hsn0 of node 6 at 50 %']
+    """
+    return list(_perturbations(scenario))
+
+
+def _perturbations(scenario: Scenario) -> Iterator[str]:
+    perturb = scenario.perturb
+    for slow in perturb.devices:
+        yield f"{_slow_device(slow)} at {slow.speed:.0%} of its speed".replace("%", " %")
+    for nic in perturb.nics:
+        yield f"NIC {nic.nic} of node {nic.node} {_rate(nic.rate)}"
+    for link in perturb.links:
+        yield f"{_link(link, scenario)} {_rate(link.rate)}"
+    for stream in perturb.background:
+        rate = format_bandwidth(stream.rate)
+        yield f"{rate} of another job, node {stream.source} to {stream.target}"
+    if perturb.jitter:
+        yield f"jitter of {perturb.jitter.spread:.3g} of each action's time, seed {perturb.jitter.seed}"
+
+
+def _slow_device(slow: SlowDevice) -> str:
+    return f"rank {slow.rank}" if slow.node is None else f"node {slow.node}"
+
+
+def _link(link: LinkFault, scenario: Scenario) -> str:
+    if link.groups:
+        return f"links between groups {link.groups[0]} and {link.groups[1]}"
+    a, b = link.between or (0, 0)
+    return f"link between {scenario.machine.device.word}s {a} and {b} of node {link.node}"
+
+
+def _rate(share: float) -> str:
+    return f"at {100 * share:.3g} %" if share else "failed"
 
 
 def parameter_words(count: float) -> str:

@@ -137,7 +137,8 @@ def traffic_classes(classes: int, class_of: Ints, link: Ints, weight: Floats, ca
     links = pair_link[first]
     # A link's pattern is the sum of one mixed number for each of its classes and weights, so that equal ones meet.
     pattern = np.add.reduceat(_mixed(pair_class.astype(np.uint64), total), first)
-    patterns, row_of = np.unique(pattern, return_inverse=True)
+    patterns = np.unique(pattern)
+    row_of = np.searchsorted(patterns, pattern)  # few patterns: quicker than np.unique's own inverse
     thinnest = np.full(len(patterns), math.inf)
     np.minimum.at(thinnest, row_of, capacity[links])
     sample = np.full(len(patterns), -1)
@@ -194,10 +195,10 @@ class Network:
         self._on_row: dict[int, set[int]] = {}
         self._memo: dict[tuple[int, ...], tuple[float, ...]] = {}
         self._capacity = np.array(classes.capacity)
-        self._rows = [
-            (np.fromiter(rows, np.int64, len(rows)), np.fromiter(rows.values(), float, len(rows)))
-            for rows in classes.weights
-        ]
+        self._solo = np.array(classes.solo)
+        # Behind the rows of each class stands a link of its own, numbered in _solve.
+        self._links = [np.array([*rows, 0], np.int64) for rows in classes.weights]
+        self._weights = [np.array([*rows.values(), 1.0]) for rows in classes.weights]
         self._next_id = 0
         self.solves = 0
         self.busy_s = [0.0] * len(classes.weights)
@@ -244,15 +245,18 @@ class Network:
             self._set_rate(number, rate)
 
     def _solve(self, kinds: tuple[int, ...]) -> tuple[float, ...]:
-        rows = [self._rows[kind] for kind in kinds]
-        flow = np.repeat(np.arange(len(kinds)), [len(numbers) + 1 for numbers, _ in rows])
+        link = np.concatenate([self._links[kind] for kind in kinds])
+        weight = np.concatenate([self._weights[kind] for kind in kinds])
+        lengths = np.array([len(self._links[kind]) for kind in kinds])
+        flow = np.repeat(np.arange(len(kinds)), lengths)
         # A link of its own for each coflow, as thin as its solo rate, stands for the rows that were dropped.
-        count = len(self._capacity)
-        link = np.concatenate([np.append(numbers, count + i) for i, (numbers, _) in enumerate(rows)])
-        weight = np.concatenate([np.append(weights, 1.0) for _, weights in rows])
+        link[np.cumsum(lengths) - 1] = len(self._capacity) + np.arange(len(kinds))
+        limits = np.concatenate([self._capacity, self._solo[list(kinds)]])
+        load = np.bincount(link, weight * self._solo[list(kinds)][flow], minlength=len(limits))
+        if (load <= limits).all():
+            return tuple(self._solo[list(kinds)].tolist())
         used, link = np.unique(link, return_inverse=True)
-        limits = np.concatenate([self._capacity, [self._classes.solo[kind] for kind in kinds]])[used]
-        return tuple(fair_rates(len(kinds), flow, link, weight, limits).tolist())
+        return tuple(fair_rates(len(kinds), flow, link, weight, limits[used]).tolist())
 
     def _set_rate(self, number: int, rate: float) -> None:
         transfer = self._active[number]

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from ..scenarios.perturb import Background, LinkFault, Perturbations, SlowDevice
 from ..scenarios.scenario import Scenario
-from ..topology.errors import InputError, Problem
+from ..topology.errors import InputError, Problem, nearest_numbers
+from ..topology.fabrics import Dragonfly
 from ..topology.faults import Fault
 from ..topology.placement import Placement
 from ..topology.routing import Routes
@@ -91,6 +92,8 @@ def _problems(perturb: Perturbations, placement: Placement, routes: Routes) -> I
             yield Problem(field, "needs node and between, or groups, and not both")
         elif link.node is not None:
             yield from _node(f"{field}.node", link.node, placement.nodes)
+        elif link.groups is not None:
+            yield from _groups(f"{field}.groups", link.groups, routes)
     for index, stream in enumerate(perturb.background):
         yield from _node(f"perturb.background.{index}.source", stream.source, placement.nodes)
         yield from _node(f"perturb.background.{index}.target", stream.target, placement.nodes)
@@ -101,6 +104,25 @@ def _problems(perturb: Perturbations, placement: Placement, routes: Routes) -> I
 def _node(field: str, node: int, nodes: int) -> Iterator[Problem]:
     if node >= nodes:
         yield Problem(field, f"there is no node {node}; the job has nodes 0 to {nodes - 1}")
+
+
+def _groups(field: str, pair: tuple[int, int], routes: Routes) -> Iterator[Problem]:
+    fabric = routes.machine.fabric
+    if not isinstance(fabric, Dragonfly):
+        yield Problem(field, f"are of a dragonfly; the fabric of {routes.machine.name} is of kind {fabric.kind}")
+        return
+    used = np.unique(fabric.groups_of(routes.numbers)).tolist()
+    wrong = [group for group in pair if group >= fabric.groups.value]
+    if wrong:
+        near = nearest_numbers(wrong[0], range(fabric.groups.value), 3)
+        yield Problem(
+            field, f"there is no group {wrong[0]}: the groups are 0 to {fabric.groups.value - 1}; nearest: {near}"
+        )
+    elif pair[0] == pair[1]:
+        yield Problem(field, f"has to name two groups, but both are {pair[0]}")
+    elif not set(pair) & set(used):
+        near = nearest_numbers(pair[0], used, 5)
+        yield Problem(field, f"the job has no node in group {pair[0]} or {pair[1]}; nearest groups of the job: {near}")
 
 
 def _faults(perturb: Perturbations, routes: Routes) -> Iterator[Fault]:

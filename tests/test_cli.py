@@ -84,6 +84,7 @@ def test_the_contract_of_the_document(capsys):
     answer = json.loads(out)
     assert set(answer) >= {
         *("schema_version", "scenario", "step_s", "samples_per_s", "tokens_per_s", "tflops_per_device", "mfu", "hfu"),
+        *("network", "links", "placement", "perturbed", "engine"),
         *("breakdown_s", "comm", "memory", "interval", "campaign", "calibration", "fidelity", "warnings"),
         "exatwin_version",
     }
@@ -202,6 +203,8 @@ def test_all_violations_come_at_once(capsys):
         (["simulat"], "simulate"),
         (["simulate", QUICK, "--frob"], "No such option"),
         (["simulate", QUICK, "--fidelity", "dse"], "did you mean des?"),
+        (["simulate", QUICK, "--network", "sol"], "did you mean solo?"),
+        (["simulate", "frontier-1t", "--fidelity", "des-per-rank"], "use des-exact"),
         (["simulate", QUICK, "--set", "layout.tp"], "layout.tp"),
         (["simulate", QUICK, "--set", "layout.microbatch=4"], "did you mean micro_batch?"),
         (["simulate", QUICK, "--set", "layout.tp=[1"], "layout.tp"),
@@ -220,6 +223,73 @@ def test_a_wrong_word_gets_one_clear_message(arguments, words, capsys):
     message = refused(capsys, *arguments)
     assert words in message
     assert len(message.splitlines()) == 1
+
+
+IMPOSSIBLE = {
+    "perturb.noise=1": "perturb.noise: unknown key",
+    "perturb.nics=[{node: 0, nic: nic0, rate: 0.5}]": "a node has no nic nic0; known: hsn0",
+    "perturb.nics=[{node: 48, nic: hsn0, rate: 0.5}]": "there is no node 48; the job has nodes 0 to 47",
+    "perturb.nics=[{node: 0, nic: hsn0, rate: 1.5}]": "perturb.nics.0.rate",
+    "perturb.devices=[{rank: 384, speed: 0.5}]": "there is no rank 384; the job has ranks 0 to 383",
+    "perturb.devices=[{speed: 0.5}]": "needs a rank or a node, and not both",
+    "perturb.devices=[{rank: 0, speed: 0}]": "perturb.devices.0.speed",
+    "perturb.links=[{node: 0, between: [0, 3], rate: 0.5}]": "link 0 - 3 of node 0 is not there",
+    "perturb.links=[{groups: [0, 77], rate: 0.5}]": "the groups are 0 to 76",
+    "perturb.links=[{groups: [40, 41], rate: 0.5}]": "the job has no node in group 40 or 41",
+    "perturb.links=[{groups: [0, 0], rate: 0.5}]": "has to name two groups",
+    "placement.nodes=sprad": "placement.nodes: input should be 'contiguous' or 'spread' or a list",
+    "placement.nodes=[a, 2]": "placement.nodes.0: input should be a valid integer",
+    "perturb.background=[{source: 1, target: 1, rate: 1 GB/s}]": "starts and ends at the same node",
+    "perturb.background=[{source: 0, target: 1, rate: 1}]": "has no unit",
+    "perturb.jitter={spread: -1}": "perturb.jitter.spread",
+    "collectives.dp.all_reduce=tre": "did you mean tree?",
+    "collectives.pp.send=ring": "collectives.pp: unknown key",
+    "placement.order=tp-pp": "did you mean tp-pp-dp?",
+    "placement.nodes=[0, 1]": "lists 2 nodes, but the ranks fill 48",
+    "placement.shape=[4, 4, 3]": "is for a torus",
+    "placement.device_order=[0, 1]": "has to name each of the 8 GCDs of a node once",
+    "placement.node_file=/nowhere": "no such file",
+}
+
+
+@pytest.mark.parametrize("override", IMPOSSIBLE)
+def test_a_placement_or_perturbation_that_cannot_be_gets_one_clear_message(override, capsys):
+    message = refused(
+        capsys,
+        "simulate",
+        "frontier-175b",
+        "--set",
+        "devices=384",
+        "--set",
+        "layout.dp=null",
+        "--set",
+        "training.global_batch=960",
+        "--set",
+        override,
+    )
+    assert IMPOSSIBLE[override] in message
+    assert len(message.splitlines()) == 1
+
+
+def test_a_torus_shape_that_does_not_hold_the_job_is_told_the_nearest(capsys):
+    message = refused(capsys, "simulate", "fugaku-30b", "--set", "placement.shape=[4, 4, 4]")
+    assert "4x4x4 makes 64 nodes, but the job has 1536; nearest: 8x12x16" in message
+
+
+def test_more_ranks_than_devices_are_refused(capsys):
+    message = refused(capsys, "simulate", "frontier-1t", "--set", "devices=79360", "--set", "layout.dp=null")
+    assert "devices=79360 are more than the 78848 GCDs of frontier" in message
+
+
+def test_contention_can_be_switched_off(capsys):
+    """Alone on the links nothing takes longer."""
+    steps = {}
+    for mode in ("shared", "solo"):
+        assert run(["simulate", "frontier-1t", "--network", mode, "--fidelity", "des-exact", "--json", "-q"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["network"] == mode
+        steps[mode] = answer["step_s"]
+    assert steps["solo"] <= steps["shared"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -282,6 +352,8 @@ def test_completion_scripts_name_the_command(shell, capsys):
         ("exatwin show mach", "machines"),
         ("exatwin show models gpt-1", "gpt-1t"),
         ("exatwin simulate frontier-1t --fidelity des-", "des-exact"),
+        ("exatwin simulate frontier-1t --network so", "solo"),
+        ("exatwin show topology fug", "fugaku"),
     ],
 )
 def test_the_shell_completes_names(words, offered):
@@ -295,7 +367,13 @@ def test_the_shell_completes_names(words, offered):
 
 @pytest.mark.parametrize("columns", ["20", "40", "80"])
 def test_tables_keep_to_the_terminal(columns):
-    for arguments in (["simulate", "frontier-1t"], ["show", "machines", "frontier"], ["show", "scenarios"], ["doctor"]):
+    for arguments in (
+        ["simulate", "frontier-1t"],
+        ["show", "machines", "frontier"],
+        ["show", "topology", "aurora"],
+        ["show", "topology"],
+        ["doctor"],
+    ):
         done = program(*arguments, env=os.environ | {"COLUMNS": columns})
         assert done.returncode == 0
         assert max(map(len, done.stdout.splitlines())) <= max(int(columns), 40)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from exatwin.cli import run
+from exatwin.scenarios.perturb import Background, Jitter, LinkFault, NicFault, Perturbations, SlowDevice
+from exatwin.topology.placement_spec import PlacementSpec
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -20,7 +22,8 @@ SAMPLE = re.compile(
 
 
 def printed(command: str) -> str:
-    """All that a command prints on a terminal of 80 columns without colour."""
+    """All that a command prints on a terminal of 80 columns without colour, or the lines of it that a grep leaves."""
+    command, _, search = command.partition(" | grep -E ")
     output = io.StringIO()
     before = os.environ.copy()
     os.environ |= {"COLUMNS": "80", "NO_COLOR": "1"}
@@ -30,7 +33,8 @@ def printed(command: str) -> str:
     finally:
         os.environ.clear()
         os.environ.update(before)
-    return output.getvalue()
+    lines = output.getvalue().splitlines(keepends=True)
+    return "".join(line for line in lines if not search or re.search(shlex.split(search)[0], line))
 
 
 def samples(page: Path) -> list[tuple[str, str, str]]:
@@ -67,6 +71,13 @@ def test_commands_in_pages_exist():
     for page in PAGES:
         for verb in re.findall(r"^ *(?:\$ |\| `)?exatwin ([a-z]+)", page.read_text(), re.MULTILINE):
             assert verb in cli.commands, f"{page.name}: exatwin {verb}"
+
+
+def test_every_field_of_placement_and_perturb_is_explained():
+    page = (ROOT / "docs" / "guides" / "scenarios.md").read_text()
+    for kind in (PlacementSpec, Perturbations, SlowDevice, NicFault, LinkFault, Background, Jitter):
+        for field in kind.model_fields:
+            assert re.search(rf"^\| `[^|]*\b{field}\b[^|]*` \|", page, re.MULTILINE), f"{kind.__name__}: {field}"
 
 
 if __name__ == "__main__":

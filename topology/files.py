@@ -175,16 +175,39 @@ def build(model: type[ModelT], document: dict[str, Any], where: str, prefix: str
 
 def problems_of(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[Problem]:
     """What pydantic found, in our words."""
-    problems = []
+    found: dict[tuple[str, ...], list[tuple[ErrorDetails, list[str]]]] = {}
     for item in error.errors(include_url=False):
         path, known = _locate(model, item["loc"])
-        field = ".".join(([prefix] if prefix else []) + [_short(part) for part in path])
-        if item["type"].startswith("union_tag"):
-            field = ".".join(([field] if field else []) + [item["ctx"]["discriminator"].strip("'")])
-        problem = Problem(field, _message(item, path, known))
-        if problem not in problems:
-            problems.append(problem)
-    return problems
+        found.setdefault(tuple(path), []).append((item, known))
+    problems = []
+    for steps, items in found.items():
+        # A field of several kinds is refused as each of them; if it is one of them, only what is wrong inside counts.
+        inside = any(len(other) > len(steps) and other[: len(steps)] == steps for other in found)
+        other_kinds = [item for item, _ in items if item["type"] in _OTHER_KIND]
+        merged = inside or len(other_kinds) > 1
+        for item, known in items:
+            if merged and item["type"] in _OTHER_KIND:
+                continue
+            field = ".".join(([prefix] if prefix else []) + [_short(part) for part in steps])
+            if item["type"].startswith("union_tag"):
+                field = ".".join(([field] if field else []) + [item["ctx"]["discriminator"].strip("'")])
+            problems.append(Problem(field, _message(item, list(steps), known)))
+        if len(other_kinds) > 1 and not inside:
+            allowed = " or ".join(dict.fromkeys(_allowed(item) for item in other_kinds))
+            field = ".".join(([prefix] if prefix else []) + [_short(part) for part in steps])
+            problems.append(Problem(field, f"input should be {allowed}, but it is {_shown(other_kinds[0]['input'])}"))
+    return list(dict.fromkeys(problems))
+
+
+# What pydantic says of a value that is no member of a union's branch at all.
+_OTHER_KIND = frozenset(
+    f"{kind}_type" for kind in ("tuple", "list", "string", "int", "float", "bool", "dict", "model")
+) | {"literal_error"}
+
+
+def _allowed(item: ErrorDetails) -> str:
+    words = {"tuple_type": "a list", "list_type": "a list", "dict_type": "a mapping of fields"}
+    return words.get(item["type"]) or item["msg"].removeprefix("Input should be ").replace(" valid ", " ")
 
 
 def _message(item: ErrorDetails, path: list[str], known: list[str]) -> str:
@@ -220,11 +243,11 @@ def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[st
         if step in fields:
             path.append(step)
             known, current = list(fields), list(_members(fields[step]))
+        elif len(current) > 1 and any(_is_labelled(member, part) for member in current):
+            current = [member for member in current if _is_labelled(member, part)]
         elif isinstance(part, int) or (values and not fields):
             path.append(step)
             known, current = _keys(current), [inner for value in values for inner in _members(value)]
-        elif len(current) > 1 and any(_is_labelled(member, step) for member in current):
-            current = [member for member in current if _is_labelled(member, step)]
         elif not step.startswith("function-"):
             path.append(step)
             known, current = list(fields), []
@@ -264,11 +287,13 @@ def _keys(members: list[Any]) -> list[str]:
     return [str(key) for mapping in mappings if get_origin(mapping) is Literal for key in get_args(mapping)]
 
 
-def _is_labelled(member: Any, label: str) -> bool:
+def _is_labelled(member: Any, part: int | str) -> bool:
     """Whether pydantic calls a union's member so: by its tag, or by its type's name."""
+    if isinstance(part, int):
+        return False
     tags = (get_args(kind) for kind in _fields(member).values() if get_origin(kind) is Literal)
     name = getattr(member, "__name__", str(member))
-    return any(label in tag for tag in tags) or label == name or label.split("[", maxsplit=1)[0] == name.split("[")[0]
+    return part == name or any(part in tag for tag in tags) or part.partition("[")[0].lower() == name.lower() != "dict"
 
 
 def _kind(value: Any) -> str:
