@@ -134,7 +134,7 @@ def jobs(draw, perturbed=False):
         if draw(st.booleans()):
             placement["device_order"] = draw(st.permutations(range(8)))
     framework = draw(st.sampled_from(("megatron", "megatron-deepspeed")))
-    all_reduce = draw(st.sampled_from((None, None, "ring", "tree", "recursive_doubling", "halving_doubling")))
+    all_reduce = draw(st.sampled_from((None, None, "ring", "recursive_doubling", "halving_doubling")))
     nodes = -(-devices // per_node)
     perturb = draw(troubles(machine, nodes, devices)) if perturbed else {}
     return {
@@ -201,6 +201,8 @@ def test_a_disturbed_job_is_split_as_far_as_it_must(case):
     [
         {"tp": 8, "pp": 4, "dp": 2},
         {"tp": 4, "pp": 4, "dp": 4, "placement": {"order": "tp-pp-dp"}},
+        {"tp": 8, "pp": 2, "dp": 8, "all_reduce": "tree"},
+        {"tp": 2, "pp": 4, "dp": 16, "all_reduce": "hierarchical"},
         {"tp": 2, "pp": 4, "dp": 4, "framework": "megatron-deepspeed"},
         {"machine": "selene", "tp": 8, "pp": 4, "dp": 3, "placement": {"nodes": "spread"}},
         {"machine": "fugaku", "tp": 4, "pp": 4, "dp": 4},
@@ -273,7 +275,7 @@ STAGE_A_NODE = {"tp": 8, "pp": 4, "dp": 6}  # on Frontier stage s of replica r i
     [
         pytest.param({}, 1, id="nothing"),
         pytest.param({"devices": [{"rank": 3, "speed": 1.0}]}, 1, id="a device as fast as the others"),
-        pytest.param({"links": [{"groups": [5, 6], "rate": 0}]}, 1, id="links between groups that the job is not in"),
+        pytest.param({"links": [{"groups": [0, 6], "rate": 0}]}, 1, id="links to a group that the job is not in"),
         pytest.param({"devices": [{"rank": 3, "speed": 0.8}]}, 2, id="a slow device"),
         pytest.param({"devices": [{"node": 8, "speed": 0.8}]}, 2, id="a slow node"),
         pytest.param({"devices": [{"node": 2, "speed": 0.8}, {"node": 8, "speed": 0.5}]}, 2, id="one replica twice"),
@@ -317,6 +319,7 @@ def test_a_perturbation_that_names_nothing_is_an_error():
         {"nics": [{"node": 99, "nic": "hsn0", "rate": 0.5}]},
         {"nics": [{"node": 0, "nic": "hsn9", "rate": 0.5}]},
         {"links": [{"node": 0, "between": [2, 6], "rate": 0.5}]},
+        {"links": [{"groups": [5, 6], "rate": 0.5}]},
         {"devices": [{"rank": 999, "speed": 0.5}]},
         {"background": [{"source": 0, "target": 99, "rate": "1 GB/s"}]},
     ):
