@@ -117,7 +117,9 @@ def _perturbed_words(perturbed: Sequence[str], prediction: Prediction) -> str:
     named = "; ".join(perturbed[:MOST_PERTURBATIONS])
     more = len(perturbed) - MOST_PERTURBATIONS
     named += f" and {more} more" if more > 0 else ""
-    return f"perturbed, {counted(prediction.engine.lanes, 'kind')} of replicas: {named}"
+    lanes = prediction.engine.lanes
+    kinds = f"{lanes:,} kinds of replicas" if lanes > 1 else "replicas alike"
+    return f"perturbed, {kinds}: {named}"
 
 
 def _answer(prediction: Prediction, scenario: Scenario, published: Published | None, screen: Screen) -> RenderableType:

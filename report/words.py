@@ -111,7 +111,11 @@ def _slow_device(slow: SlowDevice) -> str:
 def _link(link: LinkFault, scenario: Scenario) -> str:
     if link.groups:
         return f"links between groups {link.groups[0]} and {link.groups[1]}"
+    if link.ends:
+        return f"links between {link.ends[0]} and {link.ends[1]}"
     a, b = link.between or (0, 0)
+    if "switch" in (a, b):
+        return f"link of {scenario.machine.device.word} {b if a == 'switch' else a} to the switch of node {link.node}"
     return f"link between {scenario.machine.device.word}s {a} and {b} of node {link.node}"
 
 

@@ -6,7 +6,7 @@ not silence.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
@@ -16,6 +16,7 @@ _STRICT = ConfigDict(frozen=True, extra="forbid")
 
 Number = Annotated[int, Field(strict=True, ge=0, le=10_000_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
+End = Annotated[str, Field(min_length=1, max_length=80)]
 Speed = Annotated[float, Field(gt=0, le=10)]
 
 
@@ -38,12 +39,17 @@ class NicFault(BaseModel):
 
 
 class LinkFault(BaseModel):
-    """A link inside a node, or the links between two groups, at a share of their rate."""
+    """A link inside a node, or one of the fabric, at a share of its rate."""
 
     model_config = _STRICT
     node: Number | None = Field(default=None, description="node of the job; with between")
-    between: tuple[Number, Number] | None = Field(default=None, description="two devices of that node")
+    between: tuple[Number | Literal["switch"], Number | Literal["switch"]] | None = Field(
+        default=None, description="two devices of that node, or a device and its switch"
+    )
     groups: tuple[Number, Number] | None = Field(default=None, description="two dragonfly groups of the machine")
+    ends: tuple[End, End] | None = Field(
+        default=None, description="of a link of another fabric: vertices as the machine's graph names them"
+    )
     rate: Share
 
 

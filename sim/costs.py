@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..scenarios.scenario import Scenario
+from ..topology.errors import told_as
 from . import shards
 from .calibration import Calibration
 from .communicate import CollectiveTime, collective_s
@@ -225,7 +226,8 @@ class TensorCollectives:
         """One call; each size is worked out once."""
         if (op, size_bytes) not in self._times:
             named = self._scenario.algorithm("tp", op)
-            found = collective_s(op, size_bytes, self._groups, self._routes, self._figures, named)
+            with told_as(f"scenario {self._scenario.name}", collective=f"collectives.tp.{op}"):
+                found = collective_s(op, size_bytes, self._groups, self._routes, self._figures, named)
             self._times[op, size_bytes] = found
         return self._times[op, size_bytes]
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..scenarios.perturb import Background, LinkFault, Perturbations, SlowDevice
 from ..scenarios.scenario import Scenario
-from ..topology.errors import InputError, Problem, nearest_numbers
+from ..topology.errors import InputError, Problem, nearest_numbers, told_as
 from ..topology.fabrics import Dragonfly
 from ..topology.faults import Fault
 from ..topology.placement import Placement
@@ -56,14 +56,19 @@ def damage_of(scenario: Scenario, placement: Placement, sound: Routes) -> Damage
     problems = list(_problems(perturb, placement, sound))
     if problems:
         raise InputError(f"scenario {scenario.name}", problems)
-    faults = tuple(_faults(perturb, sound))
+    named = dict(_faults(perturb, sound))
+    problems = [problem for field, fault in named.items() for problem in _unfound(field, fault, sound)]
+    if problems:
+        raise InputError(f"scenario {scenario.name}", problems)
+    faults = tuple(named.values())
     routes = replace(sound, faults=faults) if faults else sound
     capacity = routes.capacity.copy()
     for stream in perturb.background:
         _take(stream, routes, capacity)
     width = sound.nodes * len(sound.node.capacity)
     changed = np.flatnonzero(capacity != sound.capacity)
-    nodes = [nic.node for nic in perturb.nics] + [link.node for link in perturb.links if link.node is not None]
+    nodes = [nic.node for nic in perturb.nics if nic.rate < 1]
+    nodes += [link.node for link in perturb.links if link.node is not None and link.rate < 1]
     return Damage(
         routes=routes,
         capacity=capacity,
@@ -88,8 +93,10 @@ def _problems(perturb: Perturbations, placement: Placement, routes: Routes) -> I
     for index, link in enumerate(perturb.links):
         field = f"perturb.links.{index}"
         inside = link.node is not None and link.between is not None
-        if inside == (link.groups is not None):
-            yield Problem(field, "needs node and between, or groups, and not both")
+        if (link.node is None) != (link.between is None) or [inside, bool(link.groups), bool(link.ends)].count(
+            True
+        ) != 1:
+            yield Problem(field, "needs node and between, or groups, or ends, and one of these alone")
         elif link.node is not None:
             yield from _node(f"{field}.node", link.node, placement.nodes)
         elif link.groups is not None:
@@ -125,17 +132,29 @@ def _groups(field: str, pair: tuple[int, int], routes: Routes) -> Iterator[Probl
         yield Problem(field, f"the job has no node in group {pair[0]} or {pair[1]}; nearest groups of the job: {near}")
 
 
-def _faults(perturb: Perturbations, routes: Routes) -> Iterator[Fault]:
-    for nic in perturb.nics:
-        yield Fault("nic", nic.rate, node=int(routes.numbers[nic.node]), name=nic.nic)
-    for link in perturb.links:
-        yield _link_fault(link, routes)
+def _unfound(field: str, fault: Fault, sound: Routes) -> tuple[Problem, ...]:
+    """Why a fault is not there; nothing where it is."""
+    try:
+        with told_as("", perturb=field):
+            _ = replace(sound, faults=(fault,)).capacity
+    except InputError as error:
+        return error.problems
+    return ()
+
+
+def _faults(perturb: Perturbations, routes: Routes) -> Iterator[tuple[str, Fault]]:
+    """Every fault by its field."""
+    for index, nic in enumerate(perturb.nics):
+        fault = Fault("nic", nic.rate, node=int(routes.numbers[nic.node]), name=nic.nic)
+        yield f"perturb.nics.{index}", fault
+    for index, link in enumerate(perturb.links):
+        yield f"perturb.links.{index}", _link_fault(link, routes)
 
 
 def _link_fault(link: LinkFault, routes: Routes) -> Fault:
     if link.node is not None:
         return Fault("link", link.rate, node=int(routes.numbers[link.node]), ends=link.between)
-    return Fault("fabric", link.rate, ends=link.groups)
+    return Fault("fabric", link.rate, ends=link.groups or link.ends)
 
 
 def _speeds(slow_devices: tuple[SlowDevice, ...], placement: Placement) -> Floats:

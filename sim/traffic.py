@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ..scenarios.result import LinkLoad
 from ..scenarios.scenario import Scenario
+from ..topology.errors import told_as
 from ..topology.placement import Placement, build_placement
 from ..topology.routing import Routes
 from . import shards
@@ -121,12 +122,17 @@ class Traffic:
 
 
 class _Classes:
-    """Classes being numbered, and the links that their transfers use."""
+    """Classes being numbered, and the links that their transfers use.
 
-    def __init__(self) -> None:
+    Args:
+        routes: The links: first those of nodes, then those of the fabric.
+    """
+
+    def __init__(self, routes: Routes) -> None:
         self.count = 0
-        self._uses: list[tuple[Ints, PhaseHops]] = []
-        self._numbered: dict[int, Ints] = {}
+        self._routes = routes
+        self._uses: list[tuple[LinkUse, Floats]] = []
+        self._numbered: dict[int, tuple[PhaseHops, Ints]] = {}
 
     def number(self, class_of_row: Ints, hops: PhaseHops) -> Ints:
         """New classes for the rows of a phase or of messages.
@@ -139,19 +145,41 @@ class _Classes:
             The class of each row.
         """
         if id(hops) in self._numbered:  # the same transfers again, such as the rings of two operations
-            return self._numbered[id(hops)]
+            return self._numbered[id(hops)][1]
         numbers = self.count + class_of_row
+        class_of, link, share, weight = self._summed(class_of_row[hops.row], hops)
+        self._uses.append((LinkUse(self.count + class_of, link, share), weight))
         self.count += int(class_of_row.max()) + 1
-        self._uses.append((numbers[hops.row], hops))
-        self._numbered[id(hops)] = numbers
+        self._numbered[id(hops)] = hops, numbers
         return numbers
+
+    def _summed(self, class_of: Ints, hops: PhaseHops) -> tuple[Ints, Ints, Floats, Floats]:
+        """The uses, those of a fabric's few links summed by class: most of a dragonfly's uses are of its pools."""
+        first = self._routes.nodes * len(self._routes.node.capacity)
+        width = len(self._routes.capacity) - first
+        size = (int(class_of.max(initial=0)) + 1) * width
+        near = int(np.count_nonzero(hops.link < first))
+        # Routes list the fabric's links last; where parts were joined they may not, and nothing is summed.
+        if size > 4 * len(class_of) or not (hops.link[near:] >= first).all():
+            return class_of, hops.link, hops.share, hops.weight
+        key = class_of[near:] * width + hops.link[near:] - first
+        share = np.bincount(key, hops.share[near:], minlength=size)
+        weight = np.bincount(key, hops.weight[near:], minlength=size)
+        used = np.flatnonzero(share)
+        return (
+            np.concatenate([class_of[:near], used // width]),
+            np.concatenate([hops.link[:near], first + used % width]),
+            np.concatenate([hops.share[:near], share[used]]),
+            np.concatenate([hops.weight[:near], weight[used]]),
+        )
 
     def fold(self, capacity: Floats) -> tuple[TrafficClasses, LinkUse]:
         """All classes over constraint rows, and who uses which link."""
-        class_of = np.concatenate([np.empty(0, np.int64), *(numbers for numbers, _ in self._uses)])
-        link = np.concatenate([np.empty(0, np.int64), *(hops.link for _, hops in self._uses)])
-        share = np.concatenate([np.empty(0), *(hops.share for _, hops in self._uses)])
-        weight = np.concatenate([np.empty(0), *(hops.weight for _, hops in self._uses)])
+        uses = [use for use, _ in self._uses]
+        class_of = np.concatenate([np.empty(0, np.int64), *(use.class_of for use in uses)])
+        link = np.concatenate([np.empty(0, np.int64), *(use.link for use in uses)])
+        share = np.concatenate([np.empty(0), *(use.share for use in uses)])
+        weight = np.concatenate([np.empty(0), *(weight for _, weight in self._uses)])
         return traffic_classes(self.count, class_of, link, weight, capacity), LinkUse(class_of, link, share)
 
 
@@ -181,7 +209,7 @@ def build_traffic(scenario: Scenario, calibration: Calibration, *, fold: bool = 
     for number, replicas in enumerate(lanes):
         lane_of[list(replicas)] = number
 
-    classes = _Classes()
+    classes = _Classes(routes)
     algorithms: dict[tuple[str, str], str] = {}
     tensor = np.zeros(tp, dtype=np.int64) if fold else np.arange(tp)
     width = int(tensor[-1]) + 1
@@ -198,9 +226,9 @@ def build_traffic(scenario: Scenario, calibration: Calibration, *, fold: bool = 
     size = shards.embedding_bytes(scenario)
     if size > 0:
         ends = np.stack([grid[0].reshape(-1), grid[-1].reshape(-1)], axis=1)
-        plan = plan_collective(
-            "all_reduce", [size], ends, routes, figures, scenario.algorithm("embedding", "all_reduce")
-        )
+        named = scenario.algorithm("embedding", "all_reduce")
+        with told_as(f"scenario {scenario.name}", collective="collectives.embedding.all_reduce"):
+            plan = plan_collective("all_reduce", [size], ends, routes, figures, named)
         algorithms["embedding", "all_reduce"] = plan.choice.algorithm
         rows = (lane_of[:, None] * width + tensor).reshape(-1)
         numbered = [classes.number(rows, hops) for hops in plan.hops]
@@ -219,7 +247,8 @@ def build_traffic(scenario: Scenario, calibration: Calibration, *, fold: bool = 
         if dp == 1 or max(sizes) == 0:
             over_replicas.append(((),) * pp)
             continue
-        plan = plan_collective(op, sizes, groups, routes, figures, scenario.algorithm("dp", op), rings)
+        with told_as(f"scenario {scenario.name}", collective=f"collectives.dp.{op}"):
+            plan = plan_collective(op, sizes, groups, routes, figures, scenario.algorithm("dp", op), rings)
         algorithms["dp", op] = plan.choice.algorithm
         numbered = [classes.number(rows, hops).reshape(pp, tp) for hops in plan.hops]
         over_replicas.append(

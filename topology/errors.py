@@ -7,7 +7,8 @@ can print one clear message and leave with exit code 2.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -52,6 +53,22 @@ class InputError(ValueError):
 def input_error(message: str, *, where: str = "", field: str = "") -> InputError:
     """An `InputError` with one problem."""
     return InputError(where, [Problem(field, message)])
+
+
+@contextmanager
+def told_as(where: str, **fields: str) -> Iterator[None]:
+    """Name the fields that an `InputError` is about, for code that does not know who asks.
+
+    >>> with told_as("scenario mine", collective="collectives.dp.all_reduce"):
+    ...     raise input_error("is unknown", field="collective.algorithm")
+    Traceback (most recent call last):
+    exatwin.topology.errors.InputError: scenario mine: collectives.dp.all_reduce: is unknown
+    """
+    try:
+        yield
+    except InputError as error:
+        told = [(fields.get(problem.field.partition(".")[0], problem.field), problem) for problem in error.problems]
+        raise InputError(where, [Problem(field, problem.message) for field, problem in told]) from None
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
