@@ -12,7 +12,6 @@ from .._version import __version__
 from ..topology.units import format_bytes, format_duration
 from .terminal import Screen, bar, indented, plain_table, spaced
 from .words import (
-    counted,
     device_words,
     difference,
     gib,
