@@ -415,7 +415,7 @@ def busiest_links(traffic: Traffic, class_bytes: Floats, step_s: float, most: in
     carried = np.bincount(use.link, by_use, minlength=len(capacity))
     busy = np.divide(carried, capacity * step_s, out=np.zeros_like(carried), where=capacity > 0)
     place = traffic.routes.place
-    level = np.round(busy, 12)
+    level: Floats = np.round(busy, 12)
     loads: list[LinkLoad] = []
     for value in _largest(level, most):
         for where in np.unique(place[level == value]):
