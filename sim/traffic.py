@@ -413,9 +413,10 @@ def busiest_links(traffic: Traffic, class_bytes: Floats, step_s: float, most: in
     capacity = traffic.routes.capacity
     by_use = use.share * class_bytes[use.class_of]
     carried = np.bincount(use.link, by_use, minlength=len(capacity))
-    busy = np.divide(carried, capacity * step_s, out=np.zeros_like(carried), where=capacity > 0)
+    busy: Floats = np.zeros(len(capacity))
+    np.divide(carried, capacity * step_s, out=busy, where=capacity > 0)
     place = traffic.routes.place
-    level: Floats = np.round(busy, 12)
+    level = np.round(busy, 12)
     loads: list[LinkLoad] = []
     for value in _largest(level, most):
         for where in np.unique(place[level == value]):
