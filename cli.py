@@ -237,13 +237,16 @@ def schema(kind: str, output: str | None) -> int:
 @_output_options
 @click.option("--markdown", is_flag=True, help="Print Markdown tables, as docs/accuracy.md holds them.")
 @click.option("--network", is_flag=True, help="Published benchmarks of collectives and messages instead of whole runs.")
-def validate(as_json: bool, output: str | None, quiet: bool, markdown: bool, network: bool) -> int:
+@click.option("--rows", is_flag=True, help="With --network: every row, measured and predicted, and their ratio.")
+def validate(as_json: bool, output: str | None, quiet: bool, markdown: bool, network: bool, rows: bool) -> int:
     """Predict every published run and compare. Exits with 4 outside a stated tolerance."""
     from .report.documents import check_destination
 
     check_destination(output)
     if network:
-        return _validate_network(as_json=as_json, output=output, quiet=quiet, markdown=markdown)
+        return _validate_network(as_json=as_json, output=output, quiet=quiet, markdown=markdown, rows=rows)
+    if rows:
+        raise click.UsageError("--rows goes with --network; without it every row is shown")
     from .report.validation import validation_markdown, validation_view
     from .twin.validate import validate as compare_all
 
@@ -260,16 +263,16 @@ def validate(as_json: bool, output: str | None, quiet: bool, markdown: bool, net
     return DONE if outcome.within else OUTSIDE_TOLERANCE
 
 
-def _validate_network(*, as_json: bool, output: str | None, quiet: bool, markdown: bool) -> int:
+def _validate_network(*, as_json: bool, output: str | None, quiet: bool, markdown: bool, rows: bool) -> int:
     from .report.network import network_document, network_markdown, network_view
     from .twin.network_validation import validate_network
 
     outcome = validate_network()
     if markdown:
-        click.echo(network_markdown(outcome), nl=False)
+        click.echo(network_markdown(outcome, rows=rows), nl=False)
     _answer(
         network_document(outcome),
-        lambda screen: network_view(outcome, screen),
+        lambda screen: network_view(outcome, screen, rows=rows),
         as_json=as_json,
         output=output,
         quiet=quiet or markdown,

@@ -10,13 +10,15 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from .._version import __version__
+from ..topology.units import format_bytes, format_duration
 from .terminal import Screen, indented, plain_table, spaced
 from .words import percent, signed_percent
 
 if TYPE_CHECKING:
-    from ..twin.network_validation import NetworkSummary, NetworkValidation
+    from ..twin.network_validation import NetworkRow, NetworkSummary, NetworkValidation
 
 SIZES = {"large": "from 1 MiB on", "small": "below 1 MiB"}
+ROW_HEADS = ("row", "how", "size", "measured", "predicted", "ratio", "used as")
 NOTE = "errors are predicted over measured, less one; a calibration has seen the rows used as fit"
 
 
@@ -34,8 +36,8 @@ def network_document(outcome: NetworkValidation) -> dict[str, Any]:
     }
 
 
-def network_view(outcome: NetworkValidation, screen: Screen) -> Sequence[RenderableType]:
-    """The errors of each group of rows, and the verdict on those that no fit has seen."""
+def network_view(outcome: NetworkValidation, screen: Screen, *, rows: bool = False) -> Sequence[RenderableType]:
+    """The errors of each group of rows, if asked every row, and the verdict on those that no fit has seen."""
     more = ("worst", "bias") if screen.roomy else ()
     table = plain_table("machine", "message", "size", "used as", "rows", "median", *more, left=("message", "size"))
     for group in _groups(outcome):
@@ -45,16 +47,32 @@ def network_view(outcome: NetworkValidation, screen: Screen) -> Sequence[Rendera
         table.add_row(group.machine, *_words(group), group.use, f"{group.rows}", *shown, style=style)
     verdict = "the medians of rows that no fit has seen keep to their bounds" if outcome.within else _outside(outcome)
     styled = Text(f"{verdict} ({_bounds()})", style="bold green" if outcome.within else "bold red")
-    return spaced([table, indented(NOTE, "dim"), styled])
+    return spaced([*([_rows_table(outcome)] if rows else []), table, indented(NOTE, "dim"), styled])
 
 
-def network_markdown(outcome: NetworkValidation) -> str:
-    """The same as a Markdown table."""
+def _rows_table(outcome: NetworkValidation) -> RenderableType:
+    table = plain_table(*ROW_HEADS, left=("how", "size", "used as"))
+    for row in outcome.rows:
+        table.add_row(*_row_cells(row))
+    return table
+
+
+def _row_cells(row: NetworkRow) -> tuple[str, ...]:
+    how = row.algorithm if row.protocol == "simple" else f"{row.algorithm}, {row.protocol}"
+    times = (format_duration(row.measured), format_duration(row.predicted), f"{row.ratio:.2f}")
+    return (row.id, how, format_bytes(row.size_bytes), *times, row.use)
+
+
+def network_markdown(outcome: NetworkValidation, *, rows: bool = False) -> str:
+    """The same as Markdown tables."""
     lines = ["| machine | message | size | rows used as | rows | median error | worst | bias |"]
     lines += ["|---|---|---|---|--:|--:|--:|--:|"]
     for group in _groups(outcome):
         cells = (group.machine, *_words(group), group.use, f"{group.rows}", percent(group.median))
         lines.append(f"| {' | '.join((*cells, signed_percent(group.worst), signed_percent(group.bias)))} |")
+    if rows:
+        lines += ["", f"| {' | '.join((*ROW_HEADS, 'source'))} |", "|---|---|---|--:|--:|--:|---|---|"]
+        lines += [f"| {' | '.join((*_row_cells(row), f'`{row.source}`'))} |" for row in outcome.rows]
     return "\n".join(lines) + "\n"
 
 

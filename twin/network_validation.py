@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -290,61 +290,3 @@ def _changed(figures: NetworkFigures, path: str, value: float) -> NetworkFigures
     else:
         part = part.model_copy(update={"value": value})
     return figures.model_copy(update={head: part})
-
-
-def network_tables(validation: NetworkValidation, *, rows: bool = False) -> str:
-    """The validation as Markdown: errors by machine and size class, by operation, and, if asked, every row."""
-    parts = ["Error of the unseen and the fitted rows, by machine and message size:\n"]
-    parts.append(_summary_table(validation.summaries("all") + validation.summaries("machine")))
-    parts.append("\nThe same by operation:\n")
-    parts.append(_summary_table(validation.summaries("op")))
-    if rows:
-        parts.append("\nEvery row:\n")
-        head = ("row", "op", "algorithm", "size", "measured (us)", "predicted (us)", "ratio", "use", "source")
-        body = [
-            (
-                row.id,
-                row.op,
-                f"{row.algorithm}, {row.protocol}",
-                _size(row.size_bytes),
-                f"{row.measured * 1e6:.4g}",
-                f"{row.predicted * 1e6:.4g}",
-                f"{row.ratio:.2f}",
-                row.use,
-                row.source,
-            )
-            for row in validation.rows
-        ]
-        parts.append(_table(head, body))
-    return "\n".join(parts)
-
-
-def _summary_table(summaries: Iterable[NetworkSummary]) -> str:
-    head = ("machine", "op", "size", "use", "rows", "median error", "worst", "bias")
-    names = {"large": "1 MiB and more", "small": "under 1 MiB"}
-    body = [
-        (
-            one.machine,
-            one.op,
-            names[one.size_class],
-            one.use,
-            str(one.rows),
-            f"{one.median:.1%}",
-            f"{one.worst:+.1%}",
-            f"{one.bias:+.1%}",
-        )
-        for one in summaries
-    ]
-    return _table(head, body)
-
-
-def _table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
-def _size(size_bytes: float) -> str:
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:.4g} {unit}"
-    return f"{size_bytes:.0f} B"

@@ -55,3 +55,16 @@ def test_unseen_rows_stand_before_fitted_ones(rows):
     assert page.index("| selene | all-reduce | below 1 MiB | unseen") < page.index(
         "| selene | all-reduce | from 1 MiB on | fit"
     )
+
+
+def test_every_row_is_shown_where_asked(rows, capsys):
+    assert run(["validate", "--network", "--rows"]) == 0
+    out = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "a-row ring 1.0 GiB 1.00 s 1.04 s 1.04 unseen" in out
+    assert run(["validate", "--network", "--rows", "--markdown"]) == 0
+    assert "| a-row | ring | 1.0 GiB | 1.00 s | 1.04 s | 1.04 | unseen | `a-source` |" in capsys.readouterr().out
+
+
+def test_rows_without_the_network_are_refused(capsys):
+    assert run(["validate", "--rows"]) == 2
+    assert "--rows goes with --network" in capsys.readouterr().err
