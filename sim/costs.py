@@ -218,8 +218,7 @@ class TensorCollectives:
         self.tp = scenario.layout.tp
         self._scenario = scenario
         self._figures = calibration.network
-        self._groups = tensor_groups_together(placement)
-        self._routes = placement.routes(scenario.machine)
+        self._groups, self._routes = tensor_groups_together(placement, scenario.machine)
         self._times: dict[tuple[str, float], CollectiveTime] = {}
 
     def time(self, op: str, size_bytes: float) -> CollectiveTime:

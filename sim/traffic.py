@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ..scenarios.result import LinkLoad
 from ..scenarios.scenario import Scenario
 from ..topology.errors import told_as
+from ..topology.machine import Machine
 from ..topology.placement import Placement, build_placement
 from ..topology.routing import Routes
 from . import shards
@@ -202,7 +203,7 @@ def build_traffic(scenario: Scenario, calibration: Calibration, *, fold: bool = 
     routes = damage.routes
     pp, dp, tp = grid.shape
     messages = _pipeline_hops(grid, routes, figures)
-    tensor_rate = tensor_ring_rate(placement, sound, figures)
+    tensor_rate = tensor_ring_rate(placement, scenario.machine, figures)
     disturbed = _disturbed_tensor_rates(placement, damage, figures, tensor_rate)
     lanes = _find_lanes(placement, damage, messages, disturbed, fold=fold and not scenario.perturb.jitter)
     lane_of = np.empty(dp, dtype=np.int64)
@@ -342,11 +343,11 @@ def _find_lanes(
     return tuple(tuple(replicas) for replicas in by_mark.values())
 
 
-def tensor_ring_rate(placement: Placement, routes: Routes, figures: NetworkFigures) -> float:
+def tensor_ring_rate(placement: Placement, machine: Machine, figures: NetworkFigures) -> float:
     """Rate of a tensor-parallel ring while every group of the job runs one, on undamaged links."""
     if placement.tp == 1:
         return float("inf")
-    groups = tensor_groups_together(placement)
+    groups, routes = tensor_groups_together(placement, machine)
     hops = ring_hops(routes, groups)
     weight = hops.share / _ring_reach(figures)[routes.place[hops.link]]
     return traffic_classes(1, np.zeros(len(hops.link), np.int64), hops.link, weight, routes.capacity).solo[0]
@@ -373,12 +374,12 @@ def _ring_reach(figures: NetworkFigures) -> Floats:
     return np.array([figures.node_ring.value, figures.fabric_ring.value, 1.0])
 
 
-def tensor_groups_together(placement: Placement) -> Ints:
-    """Tensor-parallel groups that stand for all: those of one node, where no group leaves its own."""
+def tensor_groups_together(placement: Placement, machine: Machine) -> tuple[Ints, Routes]:
+    """Tensor-parallel groups that stand for all, and their links: those of one node, where no group leaves its own."""
     groups = placement.tensor_groups()
     if placement.tensor_group_crosses_nodes():
-        return groups
-    return groups[: max(placement.devices_per_node // placement.tp, 1)]  # every node is alike
+        return groups, placement.routes(machine)
+    return groups[groups[:, 0] // placement.devices_per_node == 0], Routes(machine, 1)  # every node is alike
 
 
 def _message_latency(grid: Ints, per_node: int, figures: NetworkFigures) -> tuple[float, ...]:

@@ -77,6 +77,15 @@ def test_a_narrower_tensor_ring_has_the_cables_of_its_own_gcds(tp, bandwidth):
     assert traffic_of(tp=tp, pp=8 // tp).tensor_rate == pytest.approx(bandwidth * calibration.network.node_ring.value)
 
 
+def test_the_tensor_rings_of_a_node_share_it_however_the_ranks_are_ordered():
+    rates = [
+        build_traffic(scenario, default_calibration(scenario.machine)).tensor_rate
+        for order in ("tp-dp-pp", "tp-pp-dp")
+        for scenario in [load_scenario("lumi-33b", [f"placement.order={order}"])]
+    ]
+    assert rates[0] == rates[1] < math.inf
+
+
 def test_a_data_ring_of_one_gcd_a_node_gets_half_a_nic():
     """All 8 GCDs of a node run one, and there are 4 NICs of 25 GB/s."""
     _, calibration = frontier()
