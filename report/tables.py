@@ -217,7 +217,7 @@ def _links(links: Sequence[LinkLoad], screen: Screen) -> RenderableType | None:
     roomy = screen.roomy
     columns = ("alike", "bytes each", "busy", "used by") if roomy else ("alike", "busy")
     table = plain_table("busiest links", *columns, left=("used by",))
-    for link in links[:MOST_LINKS]:
+    for link in _shown(links):
         table.add_row(
             link.name,
             f"{link.count:,}",
@@ -225,8 +225,15 @@ def _links(links: Sequence[LinkLoad], screen: Screen) -> RenderableType | None:
             f"{link.busy * 100:.2f} %",
             *([", ".join(_users(link))] if roomy else []),
         )
-    note = "busy: share of the step at full rate, one direction; tensor rings not counted"
+    note = "busy: share of the step at full rate, one direction"
     return Group(table, indented(note, "dim"))
+
+
+def _shown(links: Sequence[LinkLoad]) -> list[LinkLoad]:
+    """The busiest of each place, then the busiest of all; the busiest first."""
+    first = {link.where: link for link in reversed(links)}
+    rest = [link for link in links if link not in first.values()]
+    return sorted([*first.values(), *rest][:MOST_LINKS], key=lambda link: -link.busy)
 
 
 def _users(link: LinkLoad) -> list[str]:

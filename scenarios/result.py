@@ -71,12 +71,16 @@ class CommRecord:
     exposed_s: float
 
 
+LinkPlace = Literal["node", "nic", "fabric"]
+
+
 @dataclass(frozen=True)
 class LinkLoad:
     """A link of the job, or many that carry alike.
 
     Attributes:
         name: The first of them.
+        where: Inside nodes, at a NIC, or in the fabric.
         count: How many there are.
         bytes: What one carried in the step, one direction.
         busy: Of what it could have carried.
@@ -84,6 +88,7 @@ class LinkLoad:
     """
 
     name: str
+    where: LinkPlace
     count: int
     bytes: float
     busy: float

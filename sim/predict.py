@@ -26,12 +26,13 @@ from . import engine, recurrence, screen
 from .assemble import build_step
 from .calibration import Calibration, default_calibration, load_calibration
 from .costs import JobCost, StageCost, job_cost
+from .link_loads import busiest_links, tensor_use
 from .memory import memory_of
 from .network import TrafficClasses
 from .ops import Shapes, step_flop
 from .shards import reduce_op
 from .timeline import Collective, Lane, Played, Step
-from .traffic import Traffic, build_traffic, busiest_links
+from .traffic import Traffic, build_traffic
 
 NetworkMode = Literal["shared", "solo"]
 
@@ -222,7 +223,7 @@ class _Answer:
         return tuple(records)
 
     def _links(self) -> tuple[LinkLoad, ...]:
-        """The busiest links between the ranks' messages and rings; rings inside tensor groups are not in it."""
+        """The busiest links."""
         moved = np.zeros(len(self.traffic.classes.solo))
         for lane in self.step.lanes:
             for flows in (*lane.up, *lane.down):
@@ -231,7 +232,15 @@ class _Answer:
         collectives: tuple[Collective, ...] = (*tail.embedding, *tail.reduce, *tail.gather)
         for exchange in (exchange for collective in collectives for exchange in collective):
             moved[list(exchange.flows)] += exchange.edge_bytes
-        return busiest_links(self.traffic, moved, self.step_s)
+        passes = [cost.forward + cost.backward for cost in self.costs]
+        tensor = tensor_use(
+            self.scenario,
+            self.calibration.network,
+            self.traffic.routes,
+            self.cost.algorithms,
+            [self.scenario.micro_batches * (both.tp_bytes + both.gather_bytes) for both in passes],
+        )
+        return busiest_links(self.traffic, moved, tensor, self.step_s)
 
 
 def _interval(calibration: Calibration, step_s: float) -> Interval:

@@ -9,14 +9,13 @@ rings. With nothing folded, every rank's messages are classes of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from ..scenarios.result import LinkLoad
 from ..scenarios.scenario import Scenario
 from ..topology.errors import told_as
 from ..topology.machine import Machine
@@ -386,45 +385,3 @@ def _message_latency(grid: Ints, per_node: int, figures: NetworkFigures) -> tupl
     """Latency of one message, the slowest of each boundary."""
     across = (grid[:-1] // per_node != grid[1:] // per_node).any(axis=(1, 2))
     return tuple(np.where(across, figures.fabric_hop.value, figures.node_hop.value).tolist())
-
-
-def _largest(values: Floats, most: int) -> Iterator[float]:
-    """The largest different positive values, falling; sorting all of them would take longer."""
-    left = values
-    for _ in range(most):
-        left = left[left > 0]
-        if not len(left):
-            return
-        yield float(left.max())
-        left = left[left < left.max()]
-
-
-def busiest_links(traffic: Traffic, class_bytes: Floats, step_s: float, most: int = 8) -> tuple[LinkLoad, ...]:
-    """The links that carried most for what they can; links loaded alike by alike classes are one entry.
-
-    Args:
-        traffic: Who uses which link.
-        class_bytes: Bytes that one transfer of each class moved in the step.
-        step_s: The step.
-        most: Entries at most.
-    """
-    use = traffic.use
-    if not len(use.link):
-        return ()
-    capacity = traffic.routes.capacity
-    by_use = use.share * class_bytes[use.class_of]
-    carried = np.bincount(use.link, by_use, minlength=len(capacity))
-    busy: Floats = np.zeros(len(capacity))
-    np.divide(carried, capacity * step_s, out=busy, where=capacity > 0)
-    place = traffic.routes.place
-    level = np.round(busy, 12)
-    loads: list[LinkLoad] = []
-    for value in _largest(level, most):
-        for where in np.unique(place[level == value]):
-            links = np.flatnonzero((level == value) & (place == where))
-            mine = use.link == links[0]
-            total = np.bincount(use.class_of[mine], by_use[mine])
-            users = [traffic.names[int(c)] for c in np.argsort(-total, kind="stable") if total[c] > 0]
-            name = traffic.routes.name(int(links[0]))
-            loads.append(LinkLoad(name, len(links), float(carried[links[0]]), float(busy[links[0]]), tuple(users[:4])))
-    return tuple(loads[:most])

@@ -93,8 +93,10 @@ def test_groups_that_leave_a_node_are_named():
 def test_the_busiest_links_stand_with_their_users():
     text, prediction = shown("frontier-1t")
     first = prediction.links[0]
-    row = rf"^{first.name} +{first.count:,} +[\d.]+ GiB +{first.busy * 100:.2f} % +pp, dp$"
+    row = rf"^{first.name} +{first.count:,} +[\d.]+ GiB +{first.busy * 100:.2f} % +tp$"
     assert re.search(row, text, re.MULTILINE)
+    assert re.search(r"^node \d+ hsn\d out .* pp, dp$", text, re.MULTILINE)
+    assert re.search(r"^group \d+ -> group \d+ .* pp, dp$", text, re.MULTILINE)
     assert "busiest links" not in shown("frontier-22b", "devices=1", "layout={tp: 1, pp: 1}", "model=gpt-7b-lumi")[0]
 
 
