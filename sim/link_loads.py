@@ -92,8 +92,8 @@ def busiest_links(
     """
     use, capacity = traffic.use, traffic.routes.capacity
     by_use = use.share * class_bytes[use.class_of]
-    carried = np.bincount(use.link, by_use, minlength=len(capacity))
-    carried += np.bincount(tensor.link, tensor.bytes, minlength=len(capacity))
+    of_tensor = np.bincount(tensor.link, tensor.bytes, minlength=len(capacity))
+    carried = of_tensor + np.bincount(use.link, by_use, minlength=len(capacity))
     busy: Floats = np.zeros(len(capacity))
     np.divide(carried, capacity * step_s, out=busy, where=capacity > 0)
     loads = []

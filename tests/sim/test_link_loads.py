@@ -54,3 +54,9 @@ def test_the_busiest_links_stand_in_order_and_carry_no_more_than_they_can():
         assert busy == sorted(busy, reverse=True)
         assert all(0 < share <= 1 for share in busy)
         assert all(link.users for link in links)
+
+
+def test_a_job_without_messages_still_has_its_tensor_rings():
+    links = predict(load_scenario("frontier-22b", ["devices=8", "layout={tp: 8, pp: 1}"])).links
+    assert {link.users for link in links} == {("tp of stage 0",)}
+    assert predict(load_scenario("frontier-22b", ["devices=1", "layout={tp: 1, pp: 1}"])).links == ()
