@@ -6,7 +6,8 @@ plane to a line, along the last to the part's root; a broadcast is the same back
 ways round each ring are used, so a line of L nodes is at most ``L // 2`` steps deep. The
 roots of the parts lie apart, so that two parts at most share a link.
 
-Source: Adachi et al. 2012, doi 10.1007/s00450-012-0211-7, and Matsumoto et al., SACSIS 2012
+Source: Adachi et al. 2012, "The design of ultra scalable MPI collective communication on the K computer", Computer
+Science - Research and Development 28, 147-155, doi 10.1007/s00450-012-0211-7; Matsumoto et al., SACSIS 2012
 (Trinaryx on the K computer: three pipelined trees over several interfaces at once); Fujitsu,
 MPI user's guide for Fugaku, 8.3 (trinaryx3, its segments) and 6.12 (Tofu barrier). Which trees
 the library builds is not published in full; these are ours in that manner.
