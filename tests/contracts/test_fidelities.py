@@ -11,6 +11,8 @@ import pytest
 from exatwin.scenarios.scenario import load_scenario, scenario_from_document, scenario_names
 from exatwin.sim.predict import FOLDED, predict
 
+from ..answers import numbers
+
 EACH = pytest.mark.parametrize(
     ("name", "fidelity"),
     [
@@ -26,14 +28,6 @@ EACH = pytest.mark.parametrize(
 @cache
 def answer_of(name, fidelity):
     return predict(load_scenario(name), fidelity=fidelity)
-
-
-def numbers(value):
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return [number for item in value for number in numbers(item)]
-    return [value] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
 
 
 @EACH

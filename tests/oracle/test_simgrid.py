@@ -13,13 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import simpy
 
 from exatwin.sim.collectives import COLLECTIVES
 from exatwin.sim.communicate import ring_hops
-from exatwin.sim.network import Network, traffic_classes
+from exatwin.sim.network import traffic_classes
 from exatwin.topology.machine import load_machine
 from exatwin.topology.routing import Routes
+
+from ..transfers import ends_in_ours
 
 PYTHON = "/usr/bin/python3"
 PROGRAM = Path(__file__).with_name("simgrid_flows.py")
@@ -47,23 +48,6 @@ def ends_in_simgrid(capacity, flows):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def ends_in_ours(classes, flows):
-    """Ends of transfers ``(seconds, class, bytes)``."""
-    env = simpy.Environment()
-    network = Network(env, classes)
-    ended = [0.0] * len(flows)
-
-    def transfer(number, start, kind, size):
-        yield env.timeout(start)
-        yield network.start(kind, size)
-        ended[number] = env.now
-
-    for number, flow in enumerate(flows):
-        env.process(transfer(number, *flow))
-    env.run()
-    return ended, network
 
 
 # Links that flows use

@@ -20,6 +20,8 @@ from exatwin.sim.predict import FOLDED, predict
 from exatwin.topology.errors import InputError
 from exatwin.topology.machine import load_machine, machine_names
 
+from ..answers import numbers
+
 calibration = cache(lambda name: default_calibration(load_machine(name)))
 framework = cache(load_framework)
 
@@ -98,14 +100,6 @@ def scenarios(draw):
 def answer(scenario, fidelity="des", machine=None):
     scenario = dataclasses.replace(scenario, machine=machine or scenario.machine)
     return predict(scenario, calibration(scenario.machine.name), fidelity)
-
-
-def numbers(value):
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return [number for item in value for number in numbers(item)]
-    return [value] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
 
 
 def twice(part, *names):
