@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
@@ -243,41 +244,29 @@ def validate(as_json: bool, output: str | None, quiet: bool, markdown: bool, net
     from .report.documents import check_destination
 
     check_destination(output)
-    if network:
-        return _validate_network(as_json=as_json, output=output, quiet=quiet, markdown=markdown, rows=rows)
-    if rows:
+    if rows and not network:
         raise click.UsageError("--rows goes with --network; without it every row is shown")
-    from .report.validation import validation_markdown, validation_view
-    from .twin.validate import validate as compare_all
+    if network:
+        from .report.network import network_document, network_markdown, network_view
+        from .twin.network_validation import validate_network
 
-    outcome = compare_all()
+        benchmarks = validate_network()
+        within, document = benchmarks.within, network_document(benchmarks)
+        as_markdown, view = (
+            partial(network_markdown, benchmarks, rows=rows),
+            partial(network_view, benchmarks, rows=rows),
+        )
+    else:
+        from .report.validation import validation_markdown, validation_view
+        from .twin.validate import validate as compare_all
+
+        runs = compare_all()
+        within, document = runs.within, runs.document(__version__)
+        as_markdown, view = partial(validation_markdown, runs), partial(validation_view, runs)
     if markdown:
-        click.echo(validation_markdown(outcome), nl=False)
-    _answer(
-        outcome.document(__version__),
-        lambda screen: validation_view(outcome, screen),
-        as_json=as_json,
-        output=output,
-        quiet=quiet or markdown,
-    )
-    return DONE if outcome.within else OUTSIDE_TOLERANCE
-
-
-def _validate_network(*, as_json: bool, output: str | None, quiet: bool, markdown: bool, rows: bool) -> int:
-    from .report.network import network_document, network_markdown, network_view
-    from .twin.network_validation import validate_network
-
-    outcome = validate_network()
-    if markdown:
-        click.echo(network_markdown(outcome, rows=rows), nl=False)
-    _answer(
-        network_document(outcome),
-        lambda screen: network_view(outcome, screen, rows=rows),
-        as_json=as_json,
-        output=output,
-        quiet=quiet or markdown,
-    )
-    return DONE if outcome.within else OUTSIDE_TOLERANCE
+        click.echo(as_markdown(), nl=False)
+    _answer(document, view, as_json=as_json, output=output, quiet=quiet or markdown)
+    return DONE if within else OUTSIDE_TOLERANCE
 
 
 @cli.command()

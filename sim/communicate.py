@@ -85,6 +85,15 @@ def collective_s(
     return CollectiveTime(seconds, choice.algorithm, choice.protocol_name, latency, choice)
 
 
+def ring_bytes(op: str, size_bytes: float, ranks: int) -> float:
+    """What a ring has each rank send for a buffer.
+
+    >>> ring_bytes("all_reduce", 8.0, 4), ring_bytes("all_gather", 8.0, 4)
+    (12.0, 6.0)
+    """
+    return (2 if op == "all_reduce" else 1) * (ranks - 1) / ranks * size_bytes
+
+
 def in_order(members: Ints, op: str, routes: Routes) -> Ints:
     """Groups with the members of a node side by side, as libraries order them; a message keeps its ends."""
     if op in _MESSAGES:
@@ -116,10 +125,8 @@ def group_shape(members: Ints, routes: Routes, figures: NetworkFigures) -> Group
     injection = len(routes.node.nic_out) * nic if even and held[0] > 1 else nic
     inside = math.inf
     if held.max() > 1 and per_node > 1:
-        first = members[:1, node == node[0]]
-        hops = ring_hops(routes, first)
-        weight = hops.share / _reached(figures, message=False)[routes.place[hops.link]]
-        inside = PhaseHops(hops.message, hops.link, hops.share, weight).rate(routes.capacity)
+        rings = ring_hops(routes, members[:1, node == node[0]])
+        inside = weighed(rings, reached_shares(figures, message=False), routes).rate(routes.capacity)
     switch = machine.node.switch_bandwidth
     return GroupShape(
         ranks=members.shape[1],
@@ -198,7 +205,7 @@ def _latency_s(phase: Phase, figures: NetworkFigures, protocol: Protocol | None,
     return fixed + phase.across_steps * (hop - figures.fabric_hop.value)
 
 
-def _reached(figures: NetworkFigures, *, message: bool) -> npt.NDArray[np.float64]:
+def reached_shares(figures: NetworkFigures, *, message: bool) -> npt.NDArray[np.float64]:
     """Share of the links that is reached in the node, at its NICs, and beyond, where nothing is lost."""
     if message:
         return np.array([figures.node_point_to_point.value, figures.fabric_point_to_point.value, 1.0])
@@ -229,9 +236,14 @@ class PhaseHops:
         return float((capacity[used] / load[used]).min()) if used.any() else math.inf
 
 
+def weighed(hops: Hops, reached: Floats, routes: Routes) -> PhaseHops:
+    """Hops with the rate of each link that they take, given the share that is reached of links at each place."""
+    return PhaseHops(hops.message, hops.link, hops.share, hops.share / reached[routes.place[hops.link]])
+
+
 def phase_hops(phase: Phase, members: Ints, group: GroupShape, routes: Routes, figures: NetworkFigures) -> PhaseHops:
     """Links of a phase, for all groups."""
-    reached = _reached(figures, message=phase.message)
+    reached = reached_shares(figures, message=phase.message)
     if isinstance(phase.edges, str):
         rows, each = members, 1
         if phase.edges != "ring":
@@ -240,7 +252,7 @@ def phase_hops(phase: Phase, members: Ints, group: GroupShape, routes: Routes, f
             rows = (np.swapaxes(cut, 1, 2) if rail else cut).reshape(-1, group.nodes if rail else cut.shape[2])
             each = len(rows) // len(members)
         hops = ring_hops(routes, rows)
-        return PhaseHops(hops.message // each, hops.link, hops.share, hops.share / reached[routes.place[hops.link]])
+        return weighed(hops._replace(message=hops.message // each), reached, routes)
     source, target = phase.edges[:, 0], phase.edges[:, 1]
     share = np.ones(len(source)) if phase.share is None else phase.share
     plain = (source < group.ranks) & (target < group.ranks)
@@ -249,7 +261,7 @@ def phase_hops(phase: Phase, members: Ints, group: GroupShape, routes: Routes, f
     hops = routes.route(*ends, spread=spread)
     carried = hops.share * np.tile(share[plain], len(members))[hops.message]
     row = hops.message // max(int(plain.sum()), 1)
-    found = PhaseHops(row, hops.link, carried, carried / reached[routes.place[hops.link]])
+    found = weighed(Hops(row, hops.link, carried), reached, routes)
     if plain.all():
         return found
     hops = _switch_hops(source[~plain], target[~plain], share[~plain], members, routes)
@@ -356,14 +368,16 @@ def plan_collective(
     protocol = choice.protocol
     first = choice.collective.phases(max(sizes), group)
     kept = {} if rings is None else rings
+    found = []
     for phase in first:
-        if isinstance(phase.edges, str) and phase.edges not in kept:
-            kept[phase.edges] = phase_hops(phase, members, group, routes, figures)
-    hops = tuple(
-        kept[phase.edges] if isinstance(phase.edges, str) else phase_hops(phase, members, group, routes, figures)
-        for phase in first
-    )
-    rates = [found.rate(routes.capacity) for found in hops]
+        name = phase.edges if isinstance(phase.edges, str) else None
+        hops = kept.get(name) if name else None
+        if hops is None:
+            hops = phase_hops(phase, members, group, routes, figures)
+        if name:
+            kept[name] = hops
+        found.append(hops)
+    rates = [hops.rate(routes.capacity) for hops in found]
     edge_bytes, extra_s = [], []
     for size in sizes:
         phases = choice.collective.phases(size, group) if size > 0 else ()
@@ -380,5 +394,5 @@ def plan_collective(
             )
         )
     if protocol is not None:
-        hops = tuple(replace(found, weight=found.weight / protocol.share.value) for found in hops)
-    return Plan(choice, hops, tuple(edge_bytes), tuple(extra_s))
+        found = [replace(hops, weight=hops.weight / protocol.share.value) for hops in found]
+    return Plan(choice, tuple(found), tuple(edge_bytes), tuple(extra_s))

@@ -8,7 +8,7 @@ from ..scenarios.scenario import Scenario
 from ..topology.errors import told_as
 from . import shards
 from .calibration import Calibration
-from .communicate import CollectiveTime, collective_s
+from .communicate import CollectiveTime, collective_s, ring_bytes
 from .compute import DeviceRates, device_rates, op_s
 from .ops import (
     Op,
@@ -97,16 +97,12 @@ class StageCost:
         forward: Forward of one micro-batch.
         backward: Backward of one, recomputation in it.
         parameters: Parameters of one rank of the stage.
-        reduce_bytes: Gradient buffer of a rank that data parallelism reduces.
-        gather_bytes: Parameter buffer that ZeRO-1 gathers after the optimizer; 0 without it.
         optimizer_s: Clipping and optimizer of a rank.
     """
 
     forward: PassCost
     backward: PassCost
     parameters: int
-    reduce_bytes: float
-    gather_bytes: float
     optimizer_s: float
 
 
@@ -117,14 +113,12 @@ class JobCost:
     Attributes:
         stages: One entry a stage, of a lane that nothing disturbs.
         message_bytes: What one rank sends to its neighbour stage for one micro-batch.
-        embedding_bytes: Gradient buffer that the two copies of a tied embedding reduce; 0 where there is one copy.
         tensor_rate: Bytes/s over each edge of an undisturbed tensor-parallel ring.
         algorithms: How the tensor-parallel collectives run, by group and operation.
     """
 
     stages: tuple[StageCost, ...]
     message_bytes: float
-    embedding_bytes: float
     tensor_rate: float
     algorithms: dict[tuple[str, str], str]
 
@@ -179,15 +173,12 @@ def job_cost(scenario: Scenario, calibration: Calibration, traffic: Traffic) -> 
                 forward=stage_forward,
                 backward=stage_backward,
                 parameters=parameters,
-                reduce_bytes=shards.reduce_bytes(scenario, parameters),
-                gather_bytes=shards.gather_bytes(scenario, parameters),
                 optimizer_s=_optimizer_s(scenario, parameters, rates),
             )
         )
     return JobCost(
         stages=tuple(stages),
         message_bytes=whole / pieces if pp > 1 else 0.0,
-        embedding_bytes=shards.embedding_bytes(scenario),
         tensor_rate=traffic.tensor_rate,
         algorithms=tensor.algorithms(),
     )
@@ -234,8 +225,7 @@ class TensorCollectives:
         """Seconds of one call, and the bytes that a ring would have a rank send for it."""
         if self.tp == 1:
             return 0.0, 0.0
-        passes = 2 if op == "all_reduce" else 1
-        return self.time(op, size_bytes).seconds, passes * (self.tp - 1) / self.tp * size_bytes
+        return self.time(op, size_bytes).seconds, ring_bytes(op, size_bytes, self.tp)
 
     def algorithms(self) -> dict[tuple[str, str], str]:
         """How the largest call of each operation ran, by group and operation."""

@@ -12,7 +12,7 @@ from ..scenarios.result import LinkLoad, LinkPlace
 from ..scenarios.scenario import Scenario
 from ..topology.routing import Routes
 from .calibration import NetworkFigures
-from .communicate import plan_collective
+from .communicate import plan_collective, ring_bytes
 from .traffic import Traffic, placement_of, tensor_groups_together
 
 Ints = npt.NDArray[np.int64]
@@ -57,7 +57,7 @@ def tensor_use(
     rows, ways = tensor_groups_together(placement, scenario.machine) if alike else (groups, routes)
     size = 2.0**30  # any: a collective's bytes are in proportion to it
     plan = plan_collective(op, [size], rows, ways, figures, algorithm)
-    of_ring = (2 if op == "all_reduce" else 1) * (placement.tp - 1) / placement.tp * size
+    of_ring = ring_bytes(op, size, placement.tp)
     row = np.concatenate([hops.row for hops in plan.hops])
     link = np.concatenate([hops.link for hops in plan.hops])
     scaled = [hops.share * carried / of_ring for hops, carried in zip(plan.hops, plan.edge_bytes[0], strict=True)]

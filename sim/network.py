@@ -21,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
+from ..topology.hops import run_starts
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -72,11 +74,11 @@ def fair_rates(flows: int, flow: Ints, link: Ints, weight: Floats, capacity: Flo
         links = len(left)
         load = np.bincount(link, weight, minlength=links)
         fair = np.divide(left, load, out=np.full(links, math.inf), where=load > 0)
-        opens = np.flatnonzero(np.concatenate([[True], flow[1:] != flow[:-1]]))
+        opens = run_starts(flow)
         least = np.minimum.reduceat(fair[link], opens)  # of each flow over its links
         of_use = np.repeat(least, np.diff(np.append(opens, len(flow))))
         sorted_link = link[by_link]
-        link_opens = np.flatnonzero(np.concatenate([[True], sorted_link[1:] != sorted_link[:-1]]))
+        link_opens = run_starts(sorted_link)
         tightest = np.full(links, math.inf)
         tightest[sorted_link[link_opens]] = np.minimum.reduceat(of_use[by_link], link_opens)
         full = tightest >= fair
@@ -129,11 +131,11 @@ def traffic_classes(classes: int, class_of: Ints, link: Ints, weight: Floats, ca
     key_of_use = link * classes + class_of
     order = np.argsort(key_of_use, kind="stable")
     ordered = key_of_use[order]
-    opens = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    opens = run_starts(ordered)
     pair = ordered[opens]
     total = np.add.reduceat(weight[order], opens)
     pair_link, pair_class = pair // classes, pair % classes
-    first = np.flatnonzero(np.concatenate([[True], pair_link[1:] != pair_link[:-1]]))
+    first = run_starts(pair_link)
     links = pair_link[first]
     # A link's pattern is the sum of one mixed number for each of its classes and weights, so that equal ones meet.
     pattern = np.add.reduceat(_mixed(pair_class.astype(np.uint64), total), first)

@@ -23,7 +23,7 @@ from ..topology.placement import Placement, build_placement
 from ..topology.routing import Routes
 from . import shards
 from .calibration import Calibration, NetworkFigures
-from .communicate import PhaseHops, Plan, plan_collective, ring_hops
+from .communicate import PhaseHops, Plan, plan_collective, reached_shares, ring_hops, weighed
 from .network import TrafficClasses, traffic_classes
 from .perturb import Damage, damage_of
 from .timeline import Collective, Exchange
@@ -236,7 +236,7 @@ def build_traffic(scenario: Scenario, calibration: Calibration, *, fold: bool = 
             own = (lane_of[:, None] == number) & np.ones(tp, dtype=bool)
             embedding[number] = _collective(plan, 0, [numbers[own.reshape(-1)] for numbers in numbered])
     stages = shards.stage_parameters(scenario)
-    groups = np.swapaxes(grid, 1, 2).reshape(-1, dp)
+    groups = placement.data_groups()
     rows = (np.arange(pp)[:, None] * width + tensor).reshape(-1)
     over_replicas: list[tuple[Collective, ...]] = []
     rings: dict[str, PhaseHops] = {}
@@ -281,14 +281,13 @@ def build_traffic(scenario: Scenario, calibration: Calibration, *, fold: bool = 
 def _pipeline_hops(grid: Ints, routes: Routes, figures: NetworkFigures) -> tuple[PhaseHops, PhaseHops]:
     """Links of the messages to the next stage, and of those back."""
     # What a library does not reach is lost at the ends, in the node and at its NICs; links beyond carry what was sent.
-    reached = np.array([figures.node_point_to_point.value, figures.fabric_point_to_point.value, 1.0])
+    reached = reached_shares(figures, message=True)
     source, target = grid[:-1].reshape(-1), grid[1:].reshape(-1)
     together = np.repeat(np.arange(len(grid) - 1), grid[0].size)
-    found = []
-    for ends in ((source, target), (target, source)):
-        hops = routes.route(*ends, together=together)
-        found.append(PhaseHops(hops.message, hops.link, hops.share, hops.share / reached[routes.place[hops.link]]))
-    return found[0], found[1]
+    return (
+        weighed(routes.route(source, target, together=together), reached, routes),
+        weighed(routes.route(target, source, together=together), reached, routes),
+    )
 
 
 def _by_lane(
@@ -347,9 +346,7 @@ def tensor_ring_rate(placement: Placement, machine: Machine, figures: NetworkFig
     if placement.tp == 1:
         return float("inf")
     groups, routes = tensor_groups_together(placement, machine)
-    hops = ring_hops(routes, groups)
-    weight = hops.share / _ring_reach(figures)[routes.place[hops.link]]
-    return traffic_classes(1, np.zeros(len(hops.link), np.int64), hops.link, weight, routes.capacity).solo[0]
+    return weighed(ring_hops(routes, groups), _ring_reach(figures), routes).rate(routes.capacity)
 
 
 def _disturbed_tensor_rates(placement: Placement, damage: Damage, figures: NetworkFigures, rate: float) -> Floats:
@@ -358,12 +355,11 @@ def _disturbed_tensor_rates(placement: Placement, damage: Damage, figures: Netwo
     if placement.tp == 1 or not (len(damage.nodes) or len(damage.links)):
         return rates
     groups = placement.tensor_groups()
-    hops = ring_hops(damage.routes, groups)
-    weight = hops.share / _ring_reach(figures)[damage.routes.place[hops.link]]
-    load = np.bincount(hops.link, weight, minlength=len(damage.capacity))
+    hops = weighed(ring_hops(damage.routes, groups), _ring_reach(figures), damage.routes)
+    load = np.bincount(hops.link, hops.weight, minlength=len(damage.capacity))
     # A ring keeps the pace of its tightest link while every other group runs its own.
     pace = np.full(len(groups), np.inf)
-    np.minimum.at(pace, hops.message, damage.capacity[hops.link] / load[hops.link])
+    np.minimum.at(pace, hops.row, damage.capacity[hops.link] / load[hops.link])
     undisturbed = np.isclose(pace, rate, rtol=1e-9)
     return np.where(undisturbed, rate, np.minimum(pace, rate)).reshape(placement.pp, placement.dp)
 

@@ -45,3 +45,12 @@ def join(parts: list[Hops]) -> Hops:
 def hops(message: Ints, link: Ints, share: float | Floats = 1.0) -> Hops:
     """Hops of one share, or of a share each."""
     return Hops(message, link, np.broadcast_to(np.asarray(share, dtype=np.float64), message.shape))
+
+
+def run_starts(ordered: Ints) -> Ints:
+    """Where each run of equal numbers begins.
+
+    >>> run_starts(np.array([3, 3, 5, 8, 8])).tolist()
+    [0, 2, 3]
+    """
+    return np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(ordered)])

@@ -95,10 +95,9 @@ class Placement:
         """Devices of every tensor-parallel group, shape (groups, tp)."""
         return self.grid().reshape(-1, self.tp)
 
-    def data_groups(self, stage: int) -> Ranks:
-        """Devices of the data-parallel groups of a stage, shape (tp, dp)."""
-        groups: Ranks = self.grid()[stage].T
-        return groups
+    def data_groups(self) -> Ranks:
+        """Devices of every data-parallel group, stage by stage, shape (pp x tp, dp)."""
+        return np.swapaxes(self.grid(), 1, 2).reshape(-1, self.dp)
 
     def pipeline_groups(self) -> Ranks:
         """Devices of every pipeline, shape (groups, pp)."""
@@ -256,10 +255,9 @@ def crossings(placement: Placement, machine: Machine) -> list[str]:
     >>> crossings(Placement(tp=8, dp=6, pp=64, devices_per_node=8), load_machine("frontier"))[0]
     'data-parallel groups span 6 nodes and 1 to 2 dragonfly groups'
     """
-    grid = placement.grid()
     kinds = {
         "tensor-parallel groups": placement.tensor_groups(),
-        "data-parallel groups": grid.swapaxes(1, 2).reshape(-1, placement.dp),
+        "data-parallel groups": placement.data_groups(),
         "pipelines": placement.pipeline_groups(),
     }
     fabric = machine.fabric

@@ -27,7 +27,7 @@ from .errors import input_error, nearest, nearest_numbers
 from .fabrics import Torus
 from .fabrics.torus import near_cube
 from .faults import Fault
-from .hops import Floats, Hops, Ints, Lanes, hops, join
+from .hops import Floats, Hops, Ints, Lanes, hops, join, run_starts
 from .machine import Machine
 from .node_routes import SWITCH, NodeRoutes, node_routes, ring_orders
 from .ways import Ways, fabric_ways
@@ -334,7 +334,7 @@ class Routes:
         # Messages come in long ordered runs, which a merging sort joins quickly.
         of_use = sets[ports.message] * links + ports.link
         order = np.argsort(of_use, kind="stable")
-        opens = np.flatnonzero(np.diff(of_use[order], prepend=-1))
+        opens = run_starts(of_use[order])
         key = of_use[order[opens]]
         level = np.add.reduceat(ports.share[order], opens) / np.maximum(self.capacity[key % links], 1e-300)
         worst = np.zeros(count)

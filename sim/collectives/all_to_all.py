@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .shape import Algorithm, GroupShape, Ints, Phase, Schedule, Transfer, pairs, step
+from .shape import Collective, GroupShape, Ints, Phase, Schedule, Transfer, pairs, step
 
 MOST_SHIFTS, LEAST_SHIFTS, MOST_EDGES = 48, 8, 400_000
 """How many partners stand for all of them where there are more, evenly spread; fewer in huge groups."""
@@ -28,7 +28,7 @@ def _exchange(ranks: int, shift: int, blocks_of: int) -> tuple[Transfer, ...]:
     return tuple(Transfer(i, (i + shift) % ranks, (i * blocks_of + (i + shift) % ranks,)) for i in range(ranks))
 
 
-class PairwiseAllToAll(Algorithm):
+class PairwiseAllToAll(Collective):
     """``p - 1`` steps; in step r member i sends to ``i + r`` and waits for ``i - r``."""
 
     name = "pairwise"
@@ -47,7 +47,7 @@ class PairwiseAllToAll(Algorithm):
         return Schedule(p * p, tuple(_exchange(p, r, p) for r in range(1, p)))
 
 
-class DoubleSpreadAllToAll(Algorithm):
+class DoubleSpreadAllToAll(Collective):
     """Pairwise both ways round at once: in step r to ``i + r`` and to ``i - r``.
 
     Source: Fujitsu MPI's name for its default (doublespread); how it pairs is taken from the name.
@@ -79,7 +79,7 @@ class DoubleSpreadAllToAll(Algorithm):
         return Schedule(p * p, tuple(rounds))
 
 
-class DirectAllToAll(Algorithm):
+class DirectAllToAll(Collective):
     """All messages posted at once."""
 
     name = "direct"
@@ -111,7 +111,7 @@ class DirectAllToAll(Algorithm):
         return Schedule(p * p, (tuple(t for r in range(1, p) for t in _exchange(p, r, p)),))
 
 
-class HierarchicalAllToAll(Algorithm):
+class HierarchicalAllToAll(Collective):
     """In the node to the place that the data is for, then across between equal places."""
 
     name = "hierarchical"

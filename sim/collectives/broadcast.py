@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from .ring import RingAllGather
-from .shape import Algorithm, GroupShape, Phase, Schedule, Transfer, step
+from .shape import Collective, GroupShape, Phase, Schedule, Transfer, step
 
 
-class BinomialBroadcast(Algorithm):
+class BinomialBroadcast(Collective):
     """All that have the buffer send it on, at half the distance each time: ``ceil(log2 p)`` steps."""
 
     name = "binomial"
@@ -42,7 +42,7 @@ def _levels(ranks: int) -> list[tuple[int, list[int]]]:
     return levels
 
 
-class ScatterAllGatherBroadcast(Algorithm):
+class ScatterAllGatherBroadcast(Collective):
     """Shards down a binomial tree, then a ring all-gather of them."""
 
     name = "scatter_all_gather"

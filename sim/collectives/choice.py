@@ -64,15 +64,19 @@ def algorithms(op: str) -> list[str]:
     return [name for known, name in COLLECTIVES if known == op]
 
 
+def _known(op: str) -> None:
+    if not algorithms(op):
+        known = list(dict.fromkeys(operation for operation, _ in COLLECTIVES))
+        raise input_error(f"no collective is called {op!r}{nearest(op, known)}", field="collective")
+
+
 def find_collective(op: str, algorithm: str) -> Collective:
     """The algorithm of that name.
 
     Raises:
         InputError: If the operation or the algorithm is unknown; it names the nearest.
     """
-    if not algorithms(op):
-        known = list(dict.fromkeys(operation for operation, _ in COLLECTIVES))
-        raise input_error(f"no collective is called {op!r}{nearest(op, known)}", field="collective")
+    _known(op)
     if (op, algorithm) not in COLLECTIVES:
         raise input_error(
             f"{op} has no algorithm {algorithm!r}{nearest(algorithm, algorithms(op))}", field="collective.algorithm"
@@ -113,7 +117,7 @@ def choose(
                 f"{algorithm} cannot run here: {why_not}; {', '.join(fit)} can", field="collective.algorithm"
             )
         return _least(op, size_bytes, group, figures, [algorithm], named, "named")
-    find_collective(op, algorithms(op)[0] if algorithms(op) else "")
+    _known(op)
     if figures.library in ("NCCL", "RCCL"):
         names = [name for name in _NCCL.get(op, ("direct",)) if not COLLECTIVES[op, name].refuses(group)]
         if figures.switch is None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .shape import Algorithm, GroupShape, Ints, Phase, Schedule, Transfer, step
+from .shape import Collective, GroupShape, Ints, Phase, Schedule, Transfer, step
 
 
 def _core(ranks: int) -> tuple[int, Ints]:
@@ -41,7 +41,7 @@ def _fold_rounds(folded: int, blocks: int) -> tuple[list[tuple[Transfer, ...]], 
     return [before], [tuple(Transfer(t.target, t.source, t.blocks) for t in before)]
 
 
-class DoublingAllReduce(Algorithm):
+class DoublingAllReduce(Collective):
     """Whole buffers exchanged with partners at distance 1, 2, 4, ...: few steps, many bytes."""
 
     name = "recursive_doubling"
@@ -71,7 +71,7 @@ class DoublingAllReduce(Algorithm):
         return Schedule(1, (*before, *rounds, *after))
 
 
-class HalvingDoublingAllReduce(Algorithm):
+class HalvingDoublingAllReduce(Collective):
     """Reduce-scatter by recursive halving, all-gather by recursive doubling (Rabenseifner)."""
 
     name = "halving_doubling"
@@ -115,7 +115,7 @@ class HalvingDoublingAllReduce(Algorithm):
         return Schedule(blocks, (*before, *halving, *reversed(doubling), *after))
 
 
-class BruckAllGather(Algorithm):
+class BruckAllGather(Collective):
     """Shards held so far sent to the member 1, 2, 4, ... before; any count of ranks."""
 
     name = "bruck"
@@ -145,7 +145,7 @@ class BruckAllGather(Algorithm):
         return Schedule(p, tuple(rounds))
 
 
-class BruckReduceScatter(Algorithm):
+class BruckReduceScatter(Collective):
     """The all-gather run backwards, adding."""
 
     name = "bruck"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .ring import RingAllGather, RingAllReduce, RingReduceScatter
-from .shape import Algorithm, GroupShape, Phase, Schedule, Transfer
+from .shape import Collective, GroupShape, Phase, Schedule, Transfer
 
 
 def _rings(edges: str, edge_bytes: float, steps: int, *, reduced: float = 0.0) -> Phase:
@@ -18,7 +18,7 @@ def _rings(edges: str, edge_bytes: float, steps: int, *, reduced: float = 0.0) -
     return Phase("rail_rings", edge_bytes, across_steps=steps, step_bytes=edge_bytes / steps, reduce_bytes=reduced)
 
 
-class _Hierarchical(Algorithm):
+class _Hierarchical(Collective):
     name = "hierarchical"
 
     def refuses(self, group: GroupShape) -> str:
@@ -26,8 +26,8 @@ class _Hierarchical(Algorithm):
         return "" if group.even else "its nodes hold different numbers of members"
 
 
-def _inside(schedule: Schedule, group: GroupShape) -> list[tuple[Transfer, ...]]:
-    """A schedule over the q members of a node, on all nodes; block b stands for the N blocks of place b."""
+def _inside(ring: Collective, group: GroupShape) -> list[tuple[Transfer, ...]]:
+    """A ring over the q members of a node, on all nodes; block b stands for the N blocks of place b."""
     q, nodes = group.members_per_node, group.nodes
     return [
         tuple(
@@ -40,12 +40,12 @@ def _inside(schedule: Schedule, group: GroupShape) -> list[tuple[Transfer, ...]]
             for n in range(nodes)
             for t in sends
         )
-        for sends in schedule.rounds
+        for sends in ring.schedule(GroupShape(q)).rounds
     ]
 
 
-def _across(schedule: Schedule, group: GroupShape) -> list[tuple[Transfer, ...]]:
-    """A schedule over N nodes, for all places; place l works on its own N blocks."""
+def _across(ring: Collective, group: GroupShape) -> list[tuple[Transfer, ...]]:
+    """A ring over N nodes, for all places; place l works on its own N blocks."""
     q, nodes = group.members_per_node, group.nodes
     return [
         tuple(
@@ -53,7 +53,7 @@ def _across(schedule: Schedule, group: GroupShape) -> list[tuple[Transfer, ...]]
             for place in range(q)
             for t in sends
         )
-        for sends in schedule.rounds
+        for sends in ring.schedule(GroupShape(nodes)).rounds
     ]
 
 
@@ -89,15 +89,8 @@ class HierarchicalAllReduce(_Hierarchical):
 
     def schedule(self, group: GroupShape) -> Schedule:
         """Rings over ``q N`` blocks."""
-        q, nodes = group.members_per_node, group.nodes
-        rounds: list[tuple[Transfer, ...]] = []
-        if q > 1:
-            rounds += _inside(RingReduceScatter().schedule(GroupShape(q)), group)
-        if nodes > 1:
-            rounds += _across(RingAllReduce().schedule(GroupShape(nodes)), group)
-        if q > 1:
-            rounds += _inside(RingAllGather().schedule(GroupShape(q)), group)
-        return Schedule(q * nodes, tuple(rounds))
+        scatter, gather = _inside(RingReduceScatter(), group), _inside(RingAllGather(), group)
+        return Schedule(group.ranks, (*scatter, *_across(RingAllReduce(), group), *gather))
 
 
 class HierarchicalAllGather(_Hierarchical):
@@ -117,13 +110,8 @@ class HierarchicalAllGather(_Hierarchical):
 
     def schedule(self, group: GroupShape) -> Schedule:
         """Member ``n q + l`` starts with block ``n q + l``."""
-        q, nodes = group.members_per_node, group.nodes
-        rounds: list[tuple[Transfer, ...]] = []
-        if nodes > 1:
-            rounds += _across(RingAllGather().schedule(GroupShape(nodes)), group)
-        if q > 1:
-            rounds += _inside(RingAllGather().schedule(GroupShape(q)), group)
-        return Schedule(q * nodes, _own_numbers(rounds, group))
+        rounds = _across(RingAllGather(), group) + _inside(RingAllGather(), group)
+        return Schedule(group.ranks, _own_numbers(rounds, group))
 
 
 class HierarchicalReduceScatter(_Hierarchical):
@@ -138,10 +126,5 @@ class HierarchicalReduceScatter(_Hierarchical):
 
     def schedule(self, group: GroupShape) -> Schedule:
         """Member ``n q + l`` ends with block ``n q + l``."""
-        q, nodes = group.members_per_node, group.nodes
-        rounds: list[tuple[Transfer, ...]] = []
-        if q > 1:
-            rounds += _inside(RingReduceScatter().schedule(GroupShape(q)), group)
-        if nodes > 1:
-            rounds += _across(RingReduceScatter().schedule(GroupShape(nodes)), group)
-        return Schedule(q * nodes, _own_numbers(rounds, group))
+        rounds = _inside(RingReduceScatter(), group) + _across(RingReduceScatter(), group)
+        return Schedule(group.ranks, _own_numbers(rounds, group))

@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from .shape import Algorithm, GroupShape, Ints, Phase, Schedule, Transfer, pairs
+from .shape import Collective, GroupShape, Ints, Phase, Schedule, Transfer, pairs
 from .tree import tree_edges, tree_rounds
 
 
@@ -24,7 +24,7 @@ def _switch_edges(group: GroupShape) -> Ints:
     return np.concatenate([pairs(members, switch), pairs(switch, members)])
 
 
-class _InSwitch(Algorithm):
+class _InSwitch(Collective):
     op = "all_reduce"
     in_network = True
 

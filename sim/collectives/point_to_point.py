@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .shape import Algorithm, GroupShape, Phase, Schedule, Transfer, step
+from .shape import Collective, GroupShape, Phase, Schedule, Transfer, step
 
 
-class PointToPoint(Algorithm):
+class PointToPoint(Collective):
     """The whole message over one edge, one latency.
 
     >>> PointToPoint().shape(8.0, 2)
@@ -30,7 +30,7 @@ class PointToPoint(Algorithm):
         return Schedule(1, ((Transfer(0, 1, (0,)),),) if group.ranks > 1 else ())
 
 
-class Exchange(Algorithm):
+class Exchange(Collective):
     """Every member sends to its right neighbour, or to both, at once (IMB's Sendrecv and Exchange)."""
 
     name = "direct"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .shape import Algorithm, GroupShape, Phase, Schedule, Transfer, ring_phase
+from .shape import Collective, GroupShape, Phase, Schedule, Transfer, ring_phase
 
 
 def _round_trip(ranks: int, shift: int, *, add: bool) -> tuple[tuple[Transfer, ...], ...]:
@@ -19,7 +19,7 @@ def _round_trip(ranks: int, shift: int, *, add: bool) -> tuple[tuple[Transfer, .
     )
 
 
-class RingAllReduce(Algorithm):
+class RingAllReduce(Collective):
     """A reduce-scatter, then an all-gather: ``2 (p - 1)`` steps of ``size / p`` bytes.
 
     >>> RingAllReduce().shape(8.0, 4)
@@ -43,7 +43,7 @@ class RingAllReduce(Algorithm):
         return Schedule(p, _round_trip(p, -1, add=True) + _round_trip(p, 0, add=False))
 
 
-class RingAllGather(Algorithm):
+class RingAllGather(Collective):
     """``p - 1`` steps, each member's shard travelling once round; ``size_bytes`` is the gathered buffer.
 
     >>> RingAllGather().shape(8.0, 4)
@@ -63,7 +63,7 @@ class RingAllGather(Algorithm):
         return Schedule(group.ranks, _round_trip(group.ranks, 0, add=False))
 
 
-class RingReduceScatter(Algorithm):
+class RingReduceScatter(Collective):
     """The mirror of the all-gather; ``size_bytes`` is the buffer before it is scattered."""
 
     name = "ring"
@@ -80,7 +80,7 @@ class RingReduceScatter(Algorithm):
         return Schedule(group.ranks, _round_trip(group.ranks, -1, add=True))
 
 
-class RingBroadcast(Algorithm):
+class RingBroadcast(Collective):
     """The root's buffer, handed on from member to member in pieces.
 
     The pieces are taken to be small, so that every link of the chain is busy at once.

@@ -6,8 +6,9 @@ reduces is one more member, numbered from ``ranks`` on, one a node.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -151,7 +152,7 @@ class Schedule:
     rounds: tuple[tuple[Transfer, ...], ...]
 
 
-class Collective(Protocol):
+class Collective(ABC):
     """One algorithm of one operation.
 
     Attributes:
@@ -160,39 +161,19 @@ class Collective(Protocol):
 
     name: str
     op: str
-    in_network: bool
-
-    def refuses(self, group: GroupShape) -> str:
-        """Why the algorithm cannot run on a group; empty where it can."""
-
-    def phases(self, size_bytes: float, group: GroupShape) -> tuple[Phase, ...]:
-        """The phases for a buffer of ``size_bytes``; none for one rank."""
-
-    def schedule(self, group: GroupShape) -> Schedule:
-        """The same, block by block; for small groups."""
-
-    def shape(self, size_bytes: float, ranks: int) -> CollectiveShape:
-        """Bytes over the busiest edge, and steps, on ranks that are alike."""
-
-
-class Algorithm:
-    """What the algorithms share."""
-
-    name = ""
-    op = ""
     in_network = False
 
     def refuses(self, group: GroupShape) -> str:
-        """Runs on any group unless an algorithm says otherwise."""
+        """Why the algorithm cannot run on a group; empty where it can, as on any unless an algorithm says otherwise."""
         return ""
 
+    @abstractmethod
     def phases(self, size_bytes: float, group: GroupShape) -> tuple[Phase, ...]:
         """The phases for a buffer of ``size_bytes``; none for one rank."""
-        raise NotImplementedError
 
+    @abstractmethod
     def schedule(self, group: GroupShape) -> Schedule:
-        """The same, block by block."""
-        raise NotImplementedError
+        """The same, block by block; for small groups."""
 
     def shape(self, size_bytes: float, ranks: int) -> CollectiveShape:
         """Bytes over the busiest edge, and steps, on ranks that are alike."""

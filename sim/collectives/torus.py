@@ -19,7 +19,7 @@ import math
 
 import numpy as np
 
-from .shape import Algorithm, GroupShape, Ints, Phase, Schedule, Transfer, pairs
+from .shape import Collective, GroupShape, Ints, Phase, Schedule, Transfer, pairs
 
 KIB = 1024
 
@@ -115,7 +115,7 @@ def _backwards(rounds: list[tuple[Transfer, ...]]) -> list[tuple[Transfer, ...]]
     return [tuple(Transfer(t.target, t.source, t.blocks) for t in sends) for sends in reversed(rounds)]
 
 
-class _Torus(Algorithm):
+class _Torus(Collective):
     name = "torus"
 
     def refuses(self, group: GroupShape) -> str:

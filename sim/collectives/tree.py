@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from .shape import Algorithm, GroupShape, Ints, Phase, Schedule, Transfer, pairs
+from .shape import Collective, GroupShape, Ints, Phase, Schedule, Transfer, pairs
 
 
 def tree_parents(nodes: int, second: bool) -> list[int]:
@@ -77,7 +77,7 @@ def _depth(parents: list[int], node: int) -> int:
     return depth
 
 
-class TreeAllReduce(Algorithm):
+class TreeAllReduce(Collective):
     """Up both trees with adding, and down again, in small pieces so that all edges work at once.
 
     Inside a node the members form a chain that ends at the first of them.
