@@ -22,7 +22,8 @@ from exatwin.topology.machine import load_machine
 
 EXACT = 1e-9
 # Where transfers of one class meet unlike crowds, the class keeps the pace of its slowest. Over 5,000 of the jobs
-# below, a third of them such, the fold took 6.6 % too long at worst and 0.15 % too short.
+# below, a third of them such, the fold took 6.6 % too long at worst and 0.15 % too short. One found later is 1.6 % too
+# short, and stands below by itself: the bound is what folds should keep to, so chance may find another.
 UNEVEN = (-0.005, 0.10)
 # With time shared max-min, one replica held up can leave the links to the others just when they need them, and a failed
 # link can turn messages to one that is less used: over 1,500 jobs nothing gained more than 1.2 % by it.
@@ -230,6 +231,19 @@ def test_a_fold_that_hides_something_is_too_slow_by_the_residue_stated():
     assert not folds_evenly(scenario)
     folded, apart = play(scenario, "des-exact"), play(scenario, "des-per-rank")
     assert folded.step_s / apart.step_s - 1 == pytest.approx(0.0298, abs=0.001)
+
+
+def test_a_fold_that_holds_some_back_leaves_links_to_others_by_the_residue_stated():
+    """Tensor ranks in no order of their devices, and six ranks a stage on nodes of eight: no two messages are alike.
+
+    The folded boundary keeps its quick messages to the rate of its slowest, and what they leave quickens others.
+    """
+    order = [0, 5, 2, 4, 6, 1, 3, 7]
+    slow = {"devices": [{"rank": 0, "speed": 0.8}]}
+    scenario = job(tp=2, pp=4, dp=3, micro_batches=5, placement={"device_order": order}, perturb=slow)
+    assert not folds_evenly(scenario)
+    folded, apart = play(scenario, "des-exact"), play(scenario, "des-per-rank")
+    assert folded.step_s / apart.step_s - 1 == pytest.approx(-0.0155, abs=0.001)
 
 
 # What a fold loses on the bundled runs that every rank can be played of; des-per-rank plays the others in minutes.
