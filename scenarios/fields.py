@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StrictBool, StringConstraints, WithJsonSchema
 
-Precision = Literal["fp32", "fp16", "bf16"]
+Precision = Literal["fp32", "fp16", "bf16", "fp8"]
 Recompute = Literal["none", "selective", "full"]
 
 MOST_DEGREE = 1_000_000
@@ -99,4 +99,11 @@ Probability = Annotated[
     BeforeValidator(parse_number),
     WithJsonSchema({"type": "number", "minimum": 0, "exclusiveMaximum": 1}),
 ]
+Factor = Annotated[
+    float,
+    Field(ge=1.0, le=1000.0, allow_inf_nan=False),
+    BeforeValidator(parse_number),
+    WithJsonSchema({"type": "number", "minimum": 1, "maximum": 1000}),
+]
+Natural = Annotated[int, Field(strict=True, ge=0, le=MOST_DEGREE)]
 BytesEach = Annotated[float, Field(ge=0.0, le=64.0, allow_inf_nan=False, strict=True)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema, field_validator
 
 from ..topology.errors import input_error, nearest, nearest_numbers
-from .fields import Count, Flag, Recompute, Text
+from .fields import Count, Flag, Natural, Recompute, Text
 from .model import divisors
 from .schedules import SCHEDULES
 
@@ -58,12 +58,42 @@ class Layout(BaseModel):
     dp: Count | None = Field(default=None, description="replicas; left out: devices / (tp x pp x cp)")
     vpp: Count = Field(default=1, description="virtual stages a pipeline rank")
     cp: Count = Field(default=1, description="context-parallel degree")
-    ep: Count = Field(default=1, description="expert-parallel degree")
+    cp_attention: Literal["ring", "all_gather", "all_to_all"] = Field(
+        default="ring", description="how the context-parallel ranks come by keys and values, or by whole heads"
+    )
+    ep: Count = Field(default=1, description="expert-parallel degree; its groups lie within the dp x cp replicas")
+    etp: Count | None = Field(default=None, description="tensor-parallel degree of the experts; left out: tp")
     micro_batch: Count = Field(default=1, description="sequences in one micro-batch of one replica")
     zero: Annotated[int, Field(strict=True, ge=0, le=3)] = Field(default=0, description="ZeRO stage")
-    schedule: Text = Field(default="1f1b", description="pipeline schedule", json_schema_extra={"enum": list(SCHEDULES)})
+    shard_group: Count | None = Field(
+        default=None, description="replicas that share one copy of what ZeRO shards (hybrid shard); left out: all"
+    )
+    secondary_shards: Count | None = Field(
+        default=None,
+        description="ZeRO-3: ranks that share a second copy of the weights for the backward; left out: none",
+    )
+    reshard_after_forward: Flag = Field(default=True, description="ZeRO-3: weights are given up between the passes")
+    prefetch: Natural = Field(default=1, description="ZeRO-3: layers that are gathered ahead of the one at work")
+    overlap_grad_reduce: Flag = Field(
+        default=False, description="gradients are reduced while the last backward runs, layer by layer"
+    )
+    overlap_param_gather: Flag = Field(
+        default=False, description="ZeRO-1 and 2 gather the new weights while the next forward runs"
+    )
+    offload_optimizer: Flag = Field(default=False, description="optimizer state and its work on the host")
+    schedule: Text = Field(
+        default="1f1b",
+        description="pipeline schedule, or the path of a CSV table",
+        json_schema_extra={"enum": list(SCHEDULES)},
+    )
     sequence_parallel: Flag = False
     recompute: RecomputeField = "none"
+    recompute_ops: tuple[Literal["attention", "norm", "activation", "experts"], ...] = Field(
+        default=("attention",), description="what selective recomputation runs again"
+    )
+    recompute_layers: Count | None = Field(
+        default=None, description="layers of each stage that are recomputed; left out: all"
+    )
     flash_attention: Flag = Field(default=True, description="attention that never writes its weights to memory")
     stage_layers: tuple[Count, ...] | None = Field(default=None, description="layers of each stage, where uneven")
 

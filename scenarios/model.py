@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from ..topology.errors import input_error, nearest_numbers
 from ..topology.files import build
-from .fields import Count, Derived, Extent, Flag, Text
+from .fields import Count, Derived, Extent, Flag, Natural, Text
 from .reading import bundled, read
 
 
@@ -48,6 +48,22 @@ class ParameterCount:
         return self.embedding + self.positions + self.layers + self.final_norm + self.head
 
 
+@dataclass(frozen=True)
+class RankParameters:
+    """Parameters on one rank: ``dense`` are alike on all replicas, ``expert`` on those that hold the same experts."""
+
+    dense: int
+    expert: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both kinds."""
+        return self.dense + self.expert
+
+    def __add__(self, other: RankParameters) -> RankParameters:
+        return RankParameters(self.dense + other.dense, self.expert + other.expert)
+
+
 class Model(BaseModel):
     """A dense decoder-only transformer.
 
@@ -76,7 +92,27 @@ class Model(BaseModel):
     )
     norm: Literal["layer", "rms"] = "layer"
     bias: Flag = Field(default=True, description="linear layers carry biases")
+    qkv_bias: Flag = Field(default=False, description="the query, key and value projections alone carry biases")
+    qk_norm: Flag = Field(default=False, description="queries and keys are normed by head")
+    parallel_blocks: Flag = Field(default=False, description="attention and MLP read the same input, as in Falcon")
     embedding_norm: Flag = Field(default=False, description="a norm follows the embedding, as in BLOOM")
+    experts: Count | None = Field(default=None, description="routed experts of a mixture-of-experts layer")
+    top_k: Count | None = Field(default=None, description="routed experts that a token goes through")
+    expert_ffn: Extent | None = Field(default=None, description="width of one expert's MLP; left out: ffn")
+    shared_experts: Natural = Field(default=0, description="experts that every token goes through")
+    shared_ffn: Extent | None = Field(
+        default=None, description="width of all shared experts together; left out: shared_experts x expert_ffn"
+    )
+    shared_gate: Flag = Field(default=False, description="the shared experts' output is gated, as in Qwen2-MoE")
+    dense_layers: Natural = Field(default=0, description="first layers that have a plain MLP of width ffn")
+    moe_every: Count = Field(default=1, description="one layer in so many has experts")
+    kv_rank: Extent | None = Field(
+        default=None, description="latent attention: width of the compressed keys and values"
+    )
+    q_rank: Extent | None = Field(default=None, description="latent attention: width of the compressed queries")
+    rope_dim: Extent | None = Field(default=None, description="latent attention: rotary part of a query or key head")
+    v_head_dim: Extent | None = Field(default=None, description="latent attention: width of a value head")
+    mtp_layers: Natural = Field(default=0, description="layers that predict further tokens ahead, as in DeepSeek-V3")
     source: Text | None = None
     note: Text | None = None
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .fields import Count, Extent, Flag, Precision, Probability, Tokens
+from .fields import Count, Extent, Factor, Flag, Precision, Probability, Tokens
 
 
 class Training(BaseModel):
@@ -16,9 +16,18 @@ class Training(BaseModel):
 
     seq_len: Extent = Field(description="tokens in a sequence")
     global_batch: Count = Field(description="sequences in a step, over all replicas")
-    precision: Precision = Field(description="of weights and activations in the matrix products")
+    precision: Precision = Field(
+        description="of weights and activations in the matrix products; fp8: those in fp8, all else in bf16"
+    )
     optimizer: Literal["adam"] = "adam"
     gradient_clipping: Flag = Field(default=True, description="gradients are scaled by their global norm")
     tokens: Tokens | None = None
     attention_dropout: Probability = Field(default=0.0, description="on the attention weights; its mask takes memory")
     hidden_dropout: Probability = Field(default=0.0, description="after attention and MLP; its masks take memory")
+    accumulate_fp32: Flag | None = Field(
+        default=None, description="micro-batches add up their gradients in fp32; left out: as the framework does"
+    )
+    capacity_factor: Factor | None = Field(
+        default=None, description="tokens an expert takes at most, over its even share; the rest are dropped"
+    )
+    expert_imbalance: Factor = Field(default=1.0, description="tokens of the busiest expert rank, over the mean")

@@ -12,27 +12,34 @@ arXiv 2205.05198, sections 2 and 4 (the ops and the bytes a layer keeps).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from ..scenarios.fields import Precision
 from ..scenarios.framework import Framework
 from ..scenarios.layout import Layout
 from ..scenarios.model import Model
 from ..scenarios.training import Training
 
-ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}  # fp8: all but the matrix products is in bf16
 MASK_BYTES = 1  # a dropout mask is one byte an element in PyTorch
 
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """``count`` matrix products of (m x k) by (k x n)."""
+    """``count`` matrix products of (m x k) by (k x n).
+
+    ``grouped`` is one kernel over matrices of several experts; ``precision`` is that of the
+    operands where it differs from the training's.
+    """
 
     name: str
     m: int
     n: int
     k: int
     count: int = 1
+    grouped: bool = False
+    precision: Precision | None = None
 
     @property
     def flop(self) -> float:
@@ -42,11 +49,19 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class FusedAttention:
-    """Attention in one kernel that skips the masked half; FLOP as executed."""
+    """Attention in one kernel that skips the masked half; FLOP as executed.
+
+    ``queries`` and ``keys`` are the tokens of one sequence on each side, ``heads`` counts those of all sequences.
+    """
 
     name: str
     flop: float
     bytes: float
+    head_dim: int = 128
+    heads: int = 1
+    queries: int = 0
+    keys: int = 0
+    backward: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +153,7 @@ def attention_core(shapes: Shapes) -> list[Op]:
         # Two products of 2 b (a/t) s s d FLOP each, half of which the causal mask skips.
         flop = 2.0 * batch * seq * seq * width
         moved = shapes.tokens * (2 * shapes.rank_query + 2 * shapes.rank_kv) * e
-        return [FusedAttention("attention", flop, moved)]
+        return [FusedAttention("attention", flop, moved, width, batch, seq, seq)]
     scores = shapes.score_elements
     ops: list[Op] = [
         Gemm("scores", seq, seq, width, batch),
@@ -191,7 +206,7 @@ def backward_of(op: Op) -> list[Op]:
         ]
     if isinstance(op, FusedAttention):
         # Dao 2023, arXiv 2307.08691, section 3: the backward pass has five products where the forward has two.
-        return [FusedAttention(f"{op.name}_grad", 2.5 * op.flop, 2 * op.bytes)]
+        return [replace(op, name=f"{op.name}_grad", flop=2.5 * op.flop, bytes=2 * op.bytes, backward=True)]
     if isinstance(op, Elementwise):
         return [Elementwise(f"{op.name}_grad", 2 * op.bytes, op.kernels)]
     return [op]

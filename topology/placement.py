@@ -99,6 +99,21 @@ class Placement:
         """Devices of every data-parallel group, stage by stage, shape (pp x tp, dp)."""
         return np.swapaxes(self.grid(), 1, 2).reshape(-1, self.dp)
 
+    def replica_groups(self, size: int, stride: int = 1) -> Ranks:
+        """Devices of groups of replicas, stage by stage, shape (pp x tp x dp/size, size).
+
+        Args:
+            size: Members of a group.
+            stride: Distance of its members, in replicas.
+
+        >>> Placement(tp=1, dp=4, pp=1, devices_per_node=8).replica_groups(2).tolist()
+        [[0, 1], [2, 3]]
+        >>> Placement(tp=1, dp=4, pp=1, devices_per_node=8).replica_groups(2, stride=2).tolist()
+        [[0, 2], [1, 3]]
+        """
+        replicas = self.data_groups().reshape(self.pp * self.tp, -1, size, stride)
+        return np.swapaxes(replicas, 2, 3).reshape(-1, size)
+
     def pipeline_groups(self) -> Ranks:
         """Devices of every pipeline, shape (groups, pp)."""
         return self.grid().reshape(self.pp, -1).T

@@ -96,7 +96,7 @@ def test_a_dropout_is_a_probability_below_one(value):
 def test_every_problem_of_a_training_is_said_at_once():
     with pytest.raises(InputError) as error:
         build(
-            Training, {"seq_len": 0, "global_batch": "x", "precision": "fp8", "tokens": "x", "optimiser": "adam"}, "x"
+            Training, {"seq_len": 0, "global_batch": "x", "precision": "fp9", "tokens": "x", "optimiser": "adam"}, "x"
         )
     assert {p.field for p in error.value.problems} == {"seq_len", "global_batch", "precision", "tokens", "optimiser"}
 
