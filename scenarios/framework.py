@@ -119,6 +119,10 @@ class Framework(BaseModel):
     pipeline: Pipeline
     memory: MemoryHabits = Field(default_factory=MemoryHabits, description="what its kernels keep")
     kv_heads: KvHeadsRule = Field(description="tp must divide the kv heads, or may also be a multiple of them")
+    overlap_tensor_grads: Flag = Field(
+        default=False,
+        description="in the backward of a column-parallel layer, tensor-parallel communication runs beside the products",
+    )
 
     @property
     def precisions(self) -> tuple[Precision, ...]:

@@ -81,7 +81,7 @@ def expert_rules(model: Model, layout: Layout, replicas: int | None) -> list[Pro
                 "layout.ep", f"ep={ep} does not divide the {model.experts} experts of {model.name}; ep can be {choices}"
             )
         )
-    etp, width = layout.etp or tp, model.expert_ffn or model.ffn or 1
+    etp, width = layout.etp or tp, model.expert_width
     if tp % etp:
         choices = nearest_numbers(etp, divisors(tp))
         problems.append(Problem("layout.etp", f"etp={etp} does not divide tp={tp}; etp can be {choices}"))

@@ -15,9 +15,9 @@ from .ops import MASK_BYTES, Collective, Elementwise, FusedAttention, Gemm, Op, 
 
 def attention_core(shapes: Shapes) -> list[Op]:
     """What a rank does between the projections, forward."""
-    layout, e, tokens = shapes.layout, shapes.element, shapes.rank_tokens
+    layout, e, tokens = shapes.layout, shapes.element, shapes.tokens
     heads = layout.micro_batch * shapes.rank_heads
-    seq, here = shapes.training.seq_len, shapes.rank_seq
+    seq, here = shapes.training.seq_len, shapes.seq
     if layout.cp == 1:
         return _attend(shapes, heads, seq, seq)
     key_value = float(tokens * (shapes.rank_key + shapes.rank_value) * e)

@@ -112,7 +112,7 @@ class _Costs:
         """One rank's part of a hidden state on its way to the next stage."""
         layout, shapes = self.scenario.layout, self.shapes
         pieces = layout.tp if layout.sequence_parallel or self._gathers else 1
-        return shapes.rank_tokens * self.scenario.model.hidden * shapes.element / pieces
+        return shapes.tokens * self.scenario.model.hidden * shapes.element / pieces
 
     @property
     def _gathers(self) -> bool:
@@ -124,7 +124,7 @@ class _Costs:
     def _message_gather(self) -> PassCost:
         if not self._gathers:
             return PassCost()
-        whole = float(self.shapes.rank_tokens * self.scenario.model.hidden * self.shapes.element)
+        whole = float(self.shapes.tokens * self.scenario.model.hidden * self.shapes.element)
         seconds, sent = self.pricer.groups["tp"].seconds("all_gather", whole)
         return PassCost(gather_s=seconds, uses=(CommUse("pp", "all_gather", sent, 1, seconds, seconds),))
 

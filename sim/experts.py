@@ -33,7 +33,7 @@ def expert_rows(shapes: Shapes) -> tuple[int, int]:
 
 def routed_tokens(shapes: Shapes) -> int:
     """Tokens that one rank routes: its share of the tensor group's."""
-    return shapes.rank_tokens // shapes.layout.tp
+    return shapes.tokens // shapes.layout.tp
 
 
 def expert_block(shapes: Shapes) -> list[Op]:
@@ -41,8 +41,7 @@ def expert_block(shapes: Shapes) -> list[Op]:
     model = shapes.model
     ops = routed_block(shapes)
     if model.shared_experts:
-        width = model.shared_ffn or model.shared_experts * (model.expert_ffn or model.ffn)
-        ops += mlp_block(shapes, width, "shared")
+        ops += mlp_block(shapes, model.shared_width, "shared")
         adding = float(3 * shapes.stream_tokens * model.hidden * shapes.element)
         if model.shared_gate:
             ops.append(Gemm("shared_gate", shapes.stream_tokens, 1, model.hidden, precision=plain_precision(shapes)))
@@ -57,7 +56,7 @@ def routed_block(shapes: Shapes) -> list[Op]:
     tokens, hidden = routed_tokens(shapes), model.hidden
     copies = tokens * model.top_k
     rows, held = expert_rows(shapes)
-    ffn = (model.expert_ffn or model.ffn) // shapes.etp
+    ffn = model.expert_width // shapes.etp
     wide = (2 if model.gated else 1) * ffn
     sent = copies * hidden * e * busiest(shapes)
     group = shapes.expert_group
@@ -89,7 +88,7 @@ def _whole_again(shapes: Shapes) -> list[Op]:
     """Without sequence parallelism every tensor rank needs what the others routed."""
     if shapes.layout.sequence_parallel:
         return []
-    return [Collective("routed_gather", "all_gather", float(shapes.rank_tokens * shapes.model.hidden * shapes.element))]
+    return [Collective("routed_gather", "all_gather", float(shapes.tokens * shapes.model.hidden * shapes.element))]
 
 
 def mlp_block(shapes: Shapes, width: int, name: str) -> list[Op]:
@@ -99,7 +98,7 @@ def mlp_block(shapes: Shapes, width: int, name: str) -> list[Op]:
 
 def mlp_inner(shapes: Shapes, width: int, name: str, entered: bool = False) -> list[Op]:
     """The same without its last reduction; ``entered``: the tokens are there already."""
-    ffn, e, tokens = width // shapes.layout.tp, shapes.element, shapes.rank_tokens
+    ffn, e, tokens = width // shapes.layout.tp, shapes.element, shapes.tokens
     wide = (2 if shapes.model.gated else 1) * ffn
     *casts, product = linear(shapes, f"{name}_in", tokens, wide, shapes.model.hidden)
     return [

@@ -59,12 +59,13 @@ def _layer(shapes: Shapes, moe: bool) -> list[Op]:
     if model.parallel_blocks and not moe:
         # One input, one reduction; two outputs are added to the stream.
         return [
-            Elementwise("norm_1", norm),
+            Elementwise("norm_1", model.layer_norms * norm, kernels=model.layer_norms),
             *_attention(shapes),
             *mlp_inner(shapes, model.ffn, "ffn", entered=True),
             leave(shapes, "block_reduce"),
             Elementwise("residual", _add_bytes(shapes) + hidden * e),
         ]
+    more = model.layer_norms - 2  # norms of what the blocks give, as in Gemma 2
     return [
         Elementwise("norm_1", norm),
         *_attention(shapes),
@@ -73,6 +74,7 @@ def _layer(shapes: Shapes, moe: bool) -> list[Op]:
         Elementwise("norm_2", norm),
         *(expert_block(shapes) if moe else mlp_block(shapes, model.ffn, "ffn")),
         Elementwise("residual_2", _add_bytes(shapes)),
+        *([Elementwise("norm_outputs", more * norm, kernels=more)] if more > 0 else []),
     ]
 
 
@@ -84,7 +86,7 @@ def _add_bytes(shapes: Shapes) -> int:
 
 def _attention(shapes: Shapes) -> list[Op]:
     """The attention block up to its last reduction."""
-    model, tokens, e = shapes.model, shapes.rank_tokens, shapes.element
+    model, tokens, e = shapes.model, shapes.tokens, shapes.element
     heads = tokens * (shapes.rank_query + shapes.rank_key)
     ops = _latent_projections(shapes) if shapes.latent else _projections(shapes)
     if model.qk_norm and not shapes.latent:
@@ -97,7 +99,7 @@ def _attention(shapes: Shapes) -> list[Op]:
 
 def _projections(shapes: Shapes) -> list[Op]:
     width = shapes.rank_query + shapes.rank_key + shapes.rank_value
-    *casts, product = linear(shapes, "qkv", shapes.rank_tokens, width, shapes.model.hidden)
+    *casts, product = linear(shapes, "qkv", shapes.tokens, width, shapes.model.hidden)
     return [*casts, enter(shapes, "attention_enter"), product]
 
 
@@ -107,7 +109,7 @@ def _latent_projections(shapes: Shapes) -> list[Op]:
     Source: DeepSeek-AI 2024, arXiv 2405.04434, section 2.1; Megatron-LM,
     megatron/core/transformer/multi_latent_attention.py.
     """
-    model, e, here, tokens = shapes.model, shapes.element, shapes.stream_tokens, shapes.rank_tokens
+    model, e, here, tokens = shapes.model, shapes.element, shapes.stream_tokens, shapes.tokens
     rank, rope = model.kv_rank or 0, model.rope_dim or 0
     ops: list[Op] = []
     if model.q_rank:
@@ -156,7 +158,7 @@ def recomputed(shapes: Shapes, mode: str, moe: bool = False) -> list[Op]:
 
 def embedding_forward(shapes: Shapes) -> list[Op]:
     """Word and position embedding on the first stage."""
-    whole, e = shapes.rank_tokens * shapes.model.hidden, shapes.element
+    whole, e = shapes.tokens * shapes.model.hidden, shapes.element
     hidden = shapes.stream_tokens * shapes.model.hidden
     dropout = MASK_BYTES if shapes.training.hidden_dropout > 0 else 0
     ops: list[Op] = [
@@ -171,7 +173,7 @@ def embedding_forward(shapes: Shapes) -> list[Op]:
 
 def embedding_backward(shapes: Shapes, framework: Framework) -> list[Op]:
     """The scatter of the gradient into the embedding's rows, and its accumulation over the whole shard."""
-    whole = shapes.rank_tokens * shapes.model.hidden
+    whole = shapes.tokens * shapes.model.hidden
     parameters = shapes.model.rank_embedding_parameters(shapes.layout.tp, shapes.training.seq_len)
     return [
         *backward_ops([leave(shapes, "embedding_reduce")]),
@@ -182,20 +184,20 @@ def embedding_backward(shapes: Shapes, framework: Framework) -> list[Op]:
 
 def head_forward(shapes: Shapes) -> list[Op]:
     """Final norm, logits and the vocabulary-parallel loss on the last stage."""
-    e, logits = shapes.element, shapes.rank_tokens * shapes.rank_vocab
+    e, logits = shapes.element, shapes.tokens * shapes.rank_vocab
     # The loss in fp32: convert (read e, write 4), maximum (4), subtract and exponentiate (8), sum (4), divide (8).
     return [
         Elementwise("final_norm", 2 * shapes.stream_tokens * shapes.model.hidden * e),
         *executed(_logits(shapes)),
         Elementwise("loss", logits * (e + 4 + 4 + 8 + 4 + 8), kernels=5),
         # Maximum, target logit and sum, in fp32.
-        Collective("loss_reduce", "all_reduce", float(3 * 4 * shapes.rank_tokens)),
+        Collective("loss_reduce", "all_reduce", float(3 * 4 * shapes.tokens)),
     ]
 
 
 def head_backward(shapes: Shapes, framework: Framework, split: bool = False) -> list[Op]:
     """Gradient of loss, logits and final norm, and the accumulation of the head's shard."""
-    e, logits = shapes.element, shapes.rank_tokens * shapes.rank_vocab
+    e, logits = shapes.element, shapes.tokens * shapes.rank_vocab
     head = shapes.model.rank_head_parameters(shapes.layout.tp)
     return [
         Elementwise("loss_grad", logits * (8 + 4 + e), kernels=2),
@@ -207,13 +209,13 @@ def head_backward(shapes: Shapes, framework: Framework, split: bool = False) -> 
 
 def _logits(shapes: Shapes) -> list[Op]:
     product = Gemm(
-        "logits", shapes.rank_tokens, shapes.rank_vocab, shapes.model.hidden, precision=plain_precision(shapes)
+        "logits", shapes.tokens, shapes.rank_vocab, shapes.model.hidden, precision=plain_precision(shapes)
     )
     return [enter(shapes, "logits_enter"), product]
 
 
 def ahead_forward(shapes: Shapes) -> list[Op]:
-    """What a layer that predicts a further token has beside a layer and a head: two norms, and two streams made one.
+    """What a layer that predicts a further token has beside a layer and a head: norms, and two streams made one.
 
     Source: DeepSeek-AI 2024, arXiv 2412.19437, section 2.2.
     """
@@ -223,17 +225,17 @@ def ahead_forward(shapes: Shapes) -> list[Op]:
 def ahead_backward(shapes: Shapes, framework: Framework) -> list[Op]:
     """Its backward."""
     hidden = shapes.model.hidden
-    parameters = 2 * hidden * hidden // shapes.layout.tp + 2 * shapes.model.norm_parameters
+    parameters = 2 * hidden * hidden // shapes.layout.tp + 3 * shapes.model.norm_parameters
     return [*backward_ops(_ahead(shapes)), accumulate(parameters, shapes, framework)]
 
 
 def _ahead(shapes: Shapes) -> list[Op]:
     hidden, e = shapes.model.hidden, shapes.element
-    here, tokens = shapes.stream_tokens, shapes.rank_tokens
+    here, tokens = shapes.stream_tokens, shapes.tokens
     *casts, product = linear(shapes, "ahead", tokens, hidden // shapes.layout.tp, 2 * hidden)
     return [
         *embedding_forward(shapes),
-        Elementwise("ahead_norms", 2 * 2 * here * hidden * e, kernels=2),
+        Elementwise("ahead_norms", 3 * 2 * here * hidden * e, kernels=3),
         *casts,
         enter(shapes, "ahead_enter", 2 * hidden),
         product,

@@ -149,29 +149,19 @@ class Shapes:
         return ELEMENT_BYTES[self.training.precision]
 
     @property
-    def tokens(self) -> int:
-        """Tokens of a micro-batch, b s."""
-        return self.layout.micro_batch * self.training.seq_len
-
-    @property
-    def hidden_elements(self) -> int:
-        """Elements of one hidden state of a micro-batch, b s h."""
-        return self.tokens * self.model.hidden
-
-    @property
-    def rank_seq(self) -> int:
+    def seq(self) -> int:
         """Tokens of one sequence on a rank, s/c."""
         return self.training.seq_len // self.layout.cp
 
     @property
-    def rank_tokens(self) -> int:
+    def tokens(self) -> int:
         """Tokens of a micro-batch on a rank, b s/c."""
-        return self.layout.micro_batch * self.rank_seq
+        return self.layout.micro_batch * self.seq
 
     @property
     def stream_tokens(self) -> int:
         """Tokens of the residual stream on a rank: b s/c, over t with sequence parallelism."""
-        return self.rank_tokens // (self.layout.tp if self.layout.sequence_parallel else 1)
+        return self.tokens // (self.layout.tp if self.layout.sequence_parallel else 1)
 
     @property
     def latent(self) -> bool:
@@ -214,11 +204,6 @@ class Shapes:
         return self.rank_kv_heads * self.value_dim
 
     @property
-    def rank_kv(self) -> int:
-        """Width of a rank's keys, and of its values, where both are alike."""
-        return self.rank_kv_heads * self.query_dim
-
-    @property
     def rank_attended(self) -> int:
         """Width of what a rank's heads hand on to the projection."""
         return self.rank_heads * self.value_dim
@@ -232,11 +217,6 @@ class Shapes:
     def rank_vocab(self) -> int:
         """Padded vocabulary of a rank, V/t."""
         return self.model.padded_vocab(self.layout.tp) // self.layout.tp
-
-    @property
-    def score_elements(self) -> int:
-        """Elements of a rank's attention scores without context parallelism, b (a/t) s s."""
-        return self.tokens * self.training.seq_len * self.rank_heads
 
     @property
     def etp(self) -> int:
@@ -285,7 +265,7 @@ def enter(shapes: Shapes, name: str, width: int | None = None) -> Collective:
     With sequence parallelism the gathered tokens are not kept, but gathered again for the gradient of the
     weights. Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2.
     """
-    size = float(shapes.rank_tokens * (width or shapes.model.hidden) * shapes.element)
+    size = float(shapes.tokens * (width or shapes.model.hidden) * shapes.element)
     if shapes.layout.sequence_parallel:
         return Collective(name, "all_gather", size, again=True)
     return Collective(name, "copy", size)
@@ -293,7 +273,7 @@ def enter(shapes: Shapes, name: str, width: int | None = None) -> Collective:
 
 def leave(shapes: Shapes, name: str) -> Collective:
     """The way out of it: partial sums are added up, each rank keeping all tokens, or its own."""
-    size = float(shapes.rank_tokens * shapes.model.hidden * shapes.element)
+    size = float(shapes.tokens * shapes.model.hidden * shapes.element)
     return Collective(name, "reduce_scatter" if shapes.layout.sequence_parallel else "all_reduce", size)
 
 

@@ -61,6 +61,6 @@ def _selective(shapes: Shapes, tokens: float, attention: float, moe: bool) -> fl
     model, chosen = shapes.model, shapes.layout.recompute_ops
     flop = attention if "attention" in chosen else 0.0
     if moe and "experts" in chosen:
-        matrices = (3 if model.gated else 2) * model.hidden * (model.expert_ffn or model.ffn)
+        matrices = (3 if model.gated else 2) * model.hidden * model.expert_width
         flop += 2.0 * tokens * ((model.top_k or 1) * matrices + model.hidden * (model.experts or 0))
     return flop
