@@ -31,6 +31,7 @@ MemoryKind = Literal["allocated", "reserved", "device"]
 Verdict = Literal["fits", "oom"]
 
 FEWEST_FIT, MOST_FIT = 3, 20
+FITTED_ELSEWHERE = frozenset({"frontier", "lumi-g", "fugaku"})  # their fits saw rows of `measured_runs` alone
 _LEFT_OUT = "left_out.csv"
 _TEXT = frozenset({"machine", "framework", "calibration", "model", "model.name"})
 _PARTS = ("model", "training", "layout")
@@ -141,11 +142,12 @@ def fit_rows(runs: Iterable[PublishedRun]) -> frozenset[str]:
 
     Of each pool of n rows, rows of context left aside, those with the smallest
     SHA-256 of their id: n / 10 of them, at least 3 and at most 20, and never
-    more than half of the pool.
+    more than half of the pool. Frontier, LUMI-G and Fugaku keep the fits that
+    they had before these rows came.
     """
     pools: dict[tuple[str, bool], list[str]] = {}
     for run in runs:
-        if run.use != "context":
+        if run.use != "context" and run.fields["machine"] not in FITTED_ELSEWHERE:
             pools.setdefault(run.pool, []).append(run.id)
     chosen: set[str] = set()
     for ids in pools.values():
