@@ -104,6 +104,7 @@ class _Costs:
             device_rates(scenario.machine, calibration, scenario.training.precision),
             collectives_of(scenario, calibration, placement),
             slowdown.value if slowdown else 1.0,
+            calibration.step.dispatch.value if calibration.step.dispatch else 0.0,
         )
         self._kinds: dict[tuple[bool, str], _Unit] = {}
 
