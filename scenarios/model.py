@@ -217,6 +217,10 @@ class Model(BaseModel):
         biases = query + key_value + wide + 2 * self.hidden if self.bias else 0
         return matrices + biases + 2 * self.norm_parameters
 
+    def layer_share(self, layer: int, tp: int, ep: int = 1, etp: int | None = None) -> RankParameters:
+        """One layer on one rank."""
+        return RankParameters(self.rank_layer_parameters(tp))
+
     def rank_embedding_parameters(self, tp: int, seq_len: int | None = None) -> int:
         """The embedding on one rank of the first stage: its shard of the words, all positions, the embedding norm."""
         norm = self.norm_parameters if self.embedding_norm else 0

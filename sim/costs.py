@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..scenarios.model import RankParameters
 from ..scenarios.scenario import Scenario
 from ..topology.errors import told_as
-from . import shards
+from . import host, shards
 from .calibration import Calibration
 from .communicate import CollectiveTime, collective_s, ring_bytes
 from .compute import DeviceRates, device_rates, op_s
@@ -167,13 +168,14 @@ def job_cost(scenario: Scenario, calibration: Calibration, traffic: Traffic) -> 
             stage_backward += pricer.price(head_backward(shapes, framework))
         else:
             stage_backward += gather
-        parameters = shards.rank_parameters(scenario, stage, layers)
+        held = shards.rank_parameters(scenario, stage)
+        parameters = held.total
         stages.append(
             StageCost(
                 forward=stage_forward,
                 backward=stage_backward,
                 parameters=parameters,
-                optimizer_s=_optimizer_s(scenario, parameters, rates),
+                optimizer_s=_optimizer_s(scenario, held, rates),
             )
         )
     return JobCost(
@@ -184,20 +186,22 @@ def job_cost(scenario: Scenario, calibration: Calibration, traffic: Traffic) -> 
     )
 
 
-def _optimizer_s(scenario: Scenario, parameters: int, rates: DeviceRates) -> float:
+def _optimizer_s(scenario: Scenario, held: RankParameters, rates: DeviceRates) -> float:
     """Norm, clipping and Adam of one rank, all of them bound by memory.
 
     Adam reads gradient, master weight and two moments in fp32, writes the last three and
     the weight; the norm reads every gradient once, clipping reads and writes the rank's own.
     """
     layout, training = scenario.layout, scenario.training
-    assert layout.dp is not None
-    owned = parameters / layout.dp if layout.zero >= 1 else parameters
+    owned = shards.owned(scenario, held)
+    if layout.offload_optimizer:
+        return host.host_optimizer_s(scenario, owned)
+    summed = shards.summed(scenario, held)
     weight = 2 if training.precision != "fp32" else 0  # with fp32 the master weight is the weight
-    states = scenario.framework.states[training.precision]
+    states = shards.state_bytes(scenario)
     moved = owned * (16 + 12 + weight)
     if training.gradient_clipping:
-        moved += parameters * (states.accumulation or states.gradient) + owned * 8
+        moved += summed * (states.accumulation or states.gradient) + owned * 8
     return moved / rates.memory_bytes_per_s
 
 

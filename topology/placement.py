@@ -114,6 +114,10 @@ class Placement:
         replicas = self.data_groups().reshape(self.pp * self.tp, -1, size, stride)
         return np.swapaxes(replicas, 2, 3).reshape(-1, size)
 
+    def expert_data_groups(self, ep: int, etp: int) -> Ranks:
+        """Devices of the ranks that hold the same experts, shape (pp x tp x ep, dp x tp / (ep x etp)), etp being tp."""
+        return self.replica_groups(self.dp // ep, ep)
+
     def pipeline_groups(self) -> Ranks:
         """Devices of every pipeline, shape (groups, pp)."""
         return self.grid().reshape(self.pp, -1).T
