@@ -135,8 +135,6 @@ def _not_simulated(layout: Layout) -> list[Problem]:
         for key, what in (("vpp", "interleaved stages"), ("cp", "context parallelism"), ("ep", "expert parallelism"))
         if getattr(layout, key) > 1
     ]
-    if layout.zero > 1:
-        problems.append(Problem("layout.zero", f"zero={layout.zero} is not simulated yet; there is zero=0 and zero=1"))
     if layout.sequence_parallel:
         problems.append(
             Problem("layout.sequence_parallel", "sequence parallelism is not simulated yet; there is false")
