@@ -138,8 +138,6 @@ def _not_simulated(layout: Layout) -> list[Problem]:
     if layout.vpp > 1:
         message = f"vpp={layout.vpp} is not simulated yet (interleaved stages); there is vpp=1"
         problems.append(Problem("layout.vpp", message))
-    if layout.zero > 1:
-        problems.append(Problem("layout.zero", f"zero={layout.zero} is not simulated yet; there is zero=0 and zero=1"))
     return problems
 
 
