@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from ..topology.errors import input_error
 from ..topology.files import build
 from .fields import BytesEach, Flag, Precision, Text
+from .memory_habits import MemoryHabits
 from .reading import bundled, read
 
 KvHeadsRule = Literal["divides", "multiple_or_divisor"]
@@ -116,7 +117,12 @@ class Framework(BaseModel):
         description="what the last stage copies where the head is tied: the words, or the whole embedding",
     )
     pipeline: Pipeline
+    memory: MemoryHabits = Field(default_factory=MemoryHabits, description="what its kernels keep")
     kv_heads: KvHeadsRule = Field(description="tp must divide the kv heads, or may also be a multiple of them")
+    overlap_tensor_grads: Flag = Field(
+        default=False,
+        description="in the backward of a column-parallel layer, tensor-parallel communication runs beside the products",
+    )
 
     @property
     def precisions(self) -> tuple[Precision, ...]:

@@ -286,7 +286,7 @@ def _checked_placement(
 
     try:
         placement = placement.with_nodes_read(folder)
-        build_placement(placement, machine, layout.tp, devices // layout.model_parallel, layout.pp)
+        build_placement(placement, machine, layout.tp, devices // (layout.tp * layout.pp), layout.pp)
     except InputError as error:
         head = f"{error.where}: " if error.where else ""
         problems += [

@@ -306,9 +306,9 @@ def _collective(plan: Plan, size: int, classes: list[Ints]) -> Collective:
 
 
 def placement_of(scenario: Scenario) -> Placement:
-    """The placement of a scenario's ranks."""
+    """The placement of a scenario's ranks; its replicas are dp x cp."""
     layout = scenario.layout
-    return build_placement(scenario.placement, scenario.machine, layout.tp, scenario.dp, layout.pp)
+    return build_placement(scenario.placement, scenario.machine, layout.tp, scenario.dp * layout.cp, layout.pp)
 
 
 def _find_lanes(
