@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ..scenarios.model import RankParameters
 from ..scenarios.scenario import Scenario
-from . import shards
+from . import host, shards
 from .calibration import Calibration
 from .compute import DeviceRates, device_rates
 from .layers import (
@@ -26,6 +26,7 @@ from .layers import (
 from .ops import Op, Shapes
 from .passes import CommUse, PassCost, StageCost, added
 from .pricing import Pricer, collectives_of
+from .sharding import WeightStreams
 from .traffic import LaneTraffic, Traffic, placement_of
 
 __all__ = ["CommUse", "JobCost", "PassCost", "StageCost", "job_cost"]
@@ -69,6 +70,7 @@ def job_cost(scenario: Scenario, calibration: Calibration, traffic: Traffic) -> 
     algorithms: dict[tuple[str, str], str] = {}
     for group in costs.pricer.groups.values():
         algorithms |= group.algorithms()
+    algorithms |= costs.streams.algorithms()
     return JobCost(
         stages=stages,
         home=costs.home,
@@ -95,7 +97,7 @@ class _Costs:
         self.scenario = scenario
         self.calibration = calibration
         self.shapes = Shapes(scenario.model, scenario.training, scenario.layout)
-        self.split = scenario.schedule.splits_backward
+        self.split = bool(getattr(getattr(scenario, "schedule", None), "splits_backward", False))
         self.layers = scenario.layout.layers_by_virtual_stage(scenario.model.layers)
         self.home = tuple(shards.home_rank(scenario, stage) for stage in range(len(self.layers)))
         placement = placement_of(scenario)
@@ -106,6 +108,9 @@ class _Costs:
             slowdown.value if slowdown else 1.0,
             calibration.step.dispatch.value if calibration.step.dispatch else 0.0,
         )
+        states = {**scenario.framework.states, scenario.training.precision: shards.state_bytes(scenario)}
+        self.framework = scenario.framework.model_copy(update={"states": states})
+        self.streams = WeightStreams(scenario, calibration)
         self._kinds: dict[tuple[bool, str], _Unit] = {}
 
     @property
@@ -149,16 +154,13 @@ class _Costs:
 
     def _passes(self, units: Sequence[_Unit], counts: Sequence[int]) -> tuple[PassCost, PassCost]:
         """Forward and backward of units, each so many times, one after another."""
-        if self.scenario.layout.zero < 3:
+        if not self.streams.active:
             plan = list(zip(units, counts, strict=True))
             return added(u.forward.times(n) for u, n in plan), added(u.backward.times(n) for u, n in plan)
-        from .sharding import WeightStreams  # it prices passes too
-
         each = [unit for unit, count in zip(units, counts, strict=True) for _ in range(count)]
-        streams = WeightStreams(self.scenario, self.calibration)
-        forward = streams.forward([unit.forward for unit in each], [unit.parameters for unit in each])
+        forward = self.streams.forward([unit.forward for unit in each], [unit.parameters for unit in each])
         each.reverse()
-        return forward, streams.backward([unit.backward for unit in each], [unit.parameters for unit in each])
+        return forward, self.streams.backward([unit.backward for unit in each], [unit.parameters for unit in each])
 
     def _units(self, stage: int) -> list[tuple[_Unit, int]]:
         """The units of a virtual stage with how often each comes, in the order of a forward."""
@@ -186,7 +188,7 @@ class _Costs:
 
     def _layer(self, moe: bool, mode: str) -> _Unit:
         if (moe, mode) not in self._kinds:
-            shapes, framework = self.shapes, self.scenario.framework
+            shapes, framework = self.shapes, self.framework
             plain = self._kinds.get((moe, "none")) or self._unit(
                 layer_forward(shapes, moe),
                 layer_backward(shapes, framework, moe, self.split),
@@ -198,7 +200,7 @@ class _Costs:
 
     @cached_property
     def _embedding(self) -> _Unit:
-        model, layout, framework = self.scenario.model, self.scenario.layout, self.scenario.framework
+        model, layout, framework = self.scenario.model, self.scenario.layout, self.framework
         held = model.rank_embedding_parameters(layout.tp, self.scenario.training.seq_len)
         return self._unit(
             embedding_forward(self.shapes), embedding_backward(self.shapes, framework), RankParameters(held)
@@ -206,7 +208,7 @@ class _Costs:
 
     @cached_property
     def _head(self) -> _Unit:
-        shapes, framework = self.shapes, self.scenario.framework
+        shapes, framework = self.shapes, self.framework
         held = self.scenario.model.rank_final_norm_parameters() + shards.head_parameters(self.scenario)
         return self._unit(head_forward(shapes), head_backward(shapes, framework, self.split), RankParameters(held))
 
@@ -218,7 +220,7 @@ class _Costs:
         model, layout = self.scenario.model, self.scenario.layout
         layer = self._layer(model.has_experts(model.layers - 1), mode)
         own = self._unit(
-            ahead_forward(self.shapes), ahead_backward(self.shapes, self.scenario.framework), RankParameters(0)
+            ahead_forward(self.shapes), ahead_backward(self.shapes, self.framework), RankParameters(0)
         )
         parts = (own, layer, self._head)
         held = model.mtp_share(layout.tp, layout.ep, layout.etp)
@@ -236,14 +238,15 @@ def _optimizer_s(scenario: Scenario, parameters: RankParameters, rates: DeviceRa
 
     Adam reads gradient, master weight and two moments in fp32, writes the last three and
     the weight; the norm reads every gradient once, clipping reads and writes the rank's own.
-    From ZeRO-2 on a rank has no gradients but its own.
+    With the optimizer on the host all of it is done there.
     """
-    training, zero = scenario.training, scenario.layout.zero
+    training = scenario.training
     owned = shards.owned(scenario, parameters)
+    if scenario.layout.offload_optimizer:
+        return host.host_optimizer_s(scenario, owned)
     weight = 2 if training.precision != "fp32" else 0  # with fp32 the master weight is the weight
-    states = scenario.framework.states[training.precision]
+    states = shards.state_bytes(scenario)
     moved = owned * (16 + 12 + weight)
     if training.gradient_clipping:
-        normed = owned if zero >= 2 else parameters.total
-        moved += normed * (states.accumulation or states.gradient) + owned * 8
+        moved += shards.summed(scenario, parameters) * (states.accumulation or states.gradient) + owned * 8
     return moved / rates.memory_bytes_per_s
