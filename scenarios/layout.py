@@ -132,6 +132,15 @@ class Layout(BaseModel):
             raise input_error(f"pp={self.pp} does not divide {layers} layers; pp can be {choices}", field="layout.pp")
         return (layers // self.pp,) * self.pp
 
+    @property
+    def virtual_stages(self) -> int:
+        """Slices of the layers: pp x vpp."""
+        return self.pp * self.vpp
+
+    def layers_by_virtual_stage(self, layers: int) -> tuple[int, ...]:
+        """Layers of each virtual stage."""
+        return self.layers_by_stage(layers)
+
     def recompute_by_stage(self) -> tuple[Recompute, ...]:
         """What each stage recomputes.
 

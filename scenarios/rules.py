@@ -15,6 +15,7 @@ from ..topology.machine import Machine
 from .framework import Framework
 from .layout import Layout
 from .model import Model, divisors
+from .parallel_rules import expert_rules, sequence_rules
 from .training import Training
 
 MOST_ACTIONS = 20_000_000  # forwards and backwards of a step; the largest published run has 205,000
@@ -37,10 +38,13 @@ def model_rules(parts: Parts) -> list[Problem]:
     """Model against layout: what tensor and pipeline parallelism can cut."""
     model, layout = parts.model, parts.layout
     problems = [] if layout is None else _not_simulated(layout)
+    if layout is not None and parts.training is not None:
+        problems += sequence_rules(model, parts.training, layout)
     if model is None or layout is None:
         return problems
     problems += _tensor_rules(model, layout.tp, parts.framework)
     problems += _stage_rules(model.layers, model.name, layout)
+    problems += expert_rules(model, layout, _replicas(parts, layout))
     if isinstance(layout.recompute, tuple) and len(layout.recompute) != layout.pp:
         problems.append(
             Problem(
@@ -130,17 +134,10 @@ def _stage_rules(layers: int, name: str, layout: Layout) -> list[Problem]:
 
 def _not_simulated(layout: Layout) -> list[Problem]:
     """What a file may say and no simulation can do yet."""
-    problems = [
-        Problem(f"layout.{key}", f"{key}={getattr(layout, key)} is not simulated yet ({what}); there is {key}=1")
-        for key, what in (("vpp", "interleaved stages"), ("cp", "context parallelism"), ("ep", "expert parallelism"))
-        if getattr(layout, key) > 1
-    ]
-    if layout.zero > 1:
-        problems.append(Problem("layout.zero", f"zero={layout.zero} is not simulated yet; there is zero=0 and zero=1"))
-    if layout.sequence_parallel:
-        problems.append(
-            Problem("layout.sequence_parallel", "sequence parallelism is not simulated yet; there is false")
-        )
+    problems = []
+    if layout.vpp > 1:
+        message = f"vpp={layout.vpp} is not simulated yet (interleaved stages); there is vpp=1"
+        problems.append(Problem("layout.vpp", message))
     return problems
 
 
@@ -149,14 +146,10 @@ def batch_rules(parts: Parts) -> list[Problem]:
     training, layout = parts.training, parts.layout
     if training is None or layout is None:
         return []
-    dp = layout.dp
-    if dp is None:
-        devices = parts.devices or (
-            parts.nodes * parts.machine.devices_per_node if parts.nodes and parts.machine else None
-        )
-        if devices is None or devices % layout.model_parallel:
-            return []
-        dp = devices // layout.model_parallel
+    replicas = _replicas(parts, layout)
+    if replicas is None:
+        return []
+    dp = replicas // layout.cp
     batch, each = training.global_batch, layout.micro_batch * dp
     if batch % each:
         near = sorted({max(batch // each, 1) * each, (batch // each + 1) * each})
@@ -179,6 +172,16 @@ def batch_rules(parts: Parts) -> list[Problem]:
             )
         ]
     return []
+
+
+def _replicas(parts: Parts, layout: Layout) -> int | None:
+    """dp x cp, where the devices or dp say it."""
+    if layout.dp is not None:
+        return layout.dp * layout.cp
+    devices = parts.devices or (parts.nodes * parts.machine.devices_per_node if parts.nodes and parts.machine else None)
+    if devices is None or devices % layout.model_parallel:
+        return None
+    return devices // layout.model_parallel * layout.cp
 
 
 def precision_rules(parts: Parts) -> list[Problem]:

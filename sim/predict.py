@@ -29,8 +29,9 @@ from .costs import JobCost, StageCost, job_cost
 from .link_loads import busiest_links, tensor_use
 from .memory import memory_of
 from .network import TrafficClasses
-from .ops import Shapes, step_flop
+from .ops import Shapes
 from .shards import reduce_op
+from .step_flop import step_flop
 from .timeline import Collective, Lane, Played, Step
 from .traffic import Traffic, build_traffic
 

@@ -235,16 +235,15 @@ def build_traffic(scenario: Scenario, calibration: Calibration, *, fold: bool = 
         for number in range(len(lanes)):
             own = (lane_of[:, None] == number) & np.ones(tp, dtype=bool)
             embedding[number] = _collective(plan, 0, [numbers[own.reshape(-1)] for numbers in numbered])
-    stages = shards.stage_parameters(scenario)
     groups = placement.data_groups()
     rows = (np.arange(pp)[:, None] * width + tensor).reshape(-1)
     over_replicas: list[tuple[Collective, ...]] = []
     rings: dict[str, PhaseHops] = {}
     for op, sizes in (
-        (shards.reduce_op(scenario), [shards.reduce_bytes(scenario, count) for count in stages]),
-        ("all_gather", [shards.gather_bytes(scenario, count) for count in stages]),
+        (shards.reduce_op(scenario), [size for b in shards.after_backward(scenario) for size in b.bytes]),
+        ("all_gather", [size for b in shards.after_optimizer(scenario) for size in b.bytes]),
     ):
-        if dp == 1 or max(sizes) == 0:
+        if not sizes:
             over_replicas.append(((),) * pp)
             continue
         with told_as(f"scenario {scenario.name}", collective=f"collectives.dp.{op}"):
@@ -307,9 +306,9 @@ def _collective(plan: Plan, size: int, classes: list[Ints]) -> Collective:
 
 
 def placement_of(scenario: Scenario) -> Placement:
-    """The placement of a scenario's ranks."""
+    """The placement of a scenario's ranks; its replicas are dp x cp."""
     layout = scenario.layout
-    return build_placement(scenario.placement, scenario.machine, layout.tp, scenario.dp, layout.pp)
+    return build_placement(scenario.placement, scenario.machine, layout.tp, scenario.dp * layout.cp, layout.pp)
 
 
 def _find_lanes(

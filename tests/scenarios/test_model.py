@@ -110,10 +110,3 @@ def test_a_wrong_field_has_one_message(fields, said):
         build(Model, {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100} | fields, "m.yaml")
     assert len(error.value.problems) == 1
     assert said in str(error.value)
-
-
-def test_a_hugging_face_file_is_refused_with_what_to_write(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text('{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096}')
-    with pytest.raises(InputError, match="not read yet"):
-        load_model(str(path))
