@@ -315,9 +315,7 @@ def layer_kept_bytes(sizes: Sizes, experts: bool = False) -> float:
     return kept_bytes(layer_steps(sizes, experts))
 
 
-def backward_bytes(
-    steps: Sequence[Step], stream: float, fresh: float, given_up: frozenset[str] = frozenset()
-) -> float:
+def backward_bytes(steps: Sequence[Step], stream: float, fresh: float, given_up: frozenset[str] = frozenset()) -> float:
     """The most that the backward of a layer holds above what its forward kept.
 
     Args:

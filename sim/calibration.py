@@ -145,6 +145,9 @@ class MemoryFigures(BaseModel):
     model_config = _STRICT
     context: Fact[Bytes] = Field(description="driver and communicators, outside the framework's allocator")
     reserve: Fact[Bytes] = Field(description="what the allocator reserves above the peak of its tensors")
+    reserve_share: Fact[Fraction] | None = Field(
+        default=None, description="what it reserves on top of that, of the activations and working sets at the peak"
+    )
 
 
 class StepFigures(BaseModel):

@@ -24,7 +24,7 @@ from .calibration import Calibration
 from .costs import JobCost
 from .memory_states import StateSizes, state_sizes
 from .ops import MASK_BYTES
-from .timeline import Program, Timeline
+from .timeline import Floats, Program, Timeline
 
 INPUT_GRAD, WEIGHT_GRAD = 2, 3  # halves of a backward, where a schedule splits it
 LOSS_BYTES = 4  # the loss works in fp32
@@ -131,13 +131,15 @@ def _ends(scenario: Scenario, stage: int, sizes: Sizes) -> tuple[float, float, f
 
 
 @dataclass(frozen=True)
-class _Peak:
+class Peak:
+    """The highest level of activations on a rank, what of it is held for a backward, and the action it comes in."""
+
     level: float
     held: float
     index: int
 
 
-def peak_of(codes: Sequence[int], micro_batches: int, chunks: Sequence[ChunkBytes]) -> _Peak:
+def peak_of(codes: Sequence[int], micro_batches: int, chunks: Sequence[ChunkBytes]) -> Peak:
     """The highest level of activations on a rank; of several equal ones the first.
 
     Args:
@@ -148,8 +150,8 @@ def peak_of(codes: Sequence[int], micro_batches: int, chunks: Sequence[ChunkByte
     code = np.asarray(codes)
     kind, chunk = code % KINDS, code // KINDS // micro_batches
 
-    def of(name: str) -> np.ndarray:
-        return np.asarray([getattr(each, name) for each in chunks])[chunk]
+    def of(name: str) -> Floats:
+        return np.asarray([getattr(each, name) for each in chunks], dtype=np.float64)[chunk]
 
     kept, deferred = of("kept"), of("deferred")
     changes = {FORWARD: kept, BACKWARD: -kept, INPUT_GRAD: deferred - kept, WEIGHT_GRAD: -deferred}
@@ -164,18 +166,18 @@ def peak_of(codes: Sequence[int], micro_batches: int, chunks: Sequence[ChunkByte
         (backward, before, of("last_work")),
         (kind == WEIGHT_GRAD, before, of("weight_work")),
     )
-    best = _Peak(-1.0, 0.0, 0)
+    best = Peak(-1.0, 0.0, 0)
     for when, held, work in phases:
         level = np.where(when, held + work, -1.0)
         index = int(np.argmax(level))
         if level[index] > best.level:
-            best = _Peak(float(level[index]), float(min(held[index], level[index])), index)
+            best = Peak(float(level[index]), float(min(held[index], level[index])), index)
     return best
 
 
 def rank_memory(
     scenario: Scenario, rank: int, codes: Sequence[int], parameters: Sequence[RankParameters]
-) -> tuple[StateSizes, _Peak]:
+) -> tuple[StateSizes, Peak]:
     """States and activations of one pipeline rank.
 
     Args:
@@ -202,14 +204,21 @@ def _mode(stage: int, rank: int, modes: Sequence[str]) -> int:
 def layers_of_rank(scenario: Scenario, rank: int) -> list[tuple[int, range]]:
     """The virtual stages of a pipeline rank, by chunk, each with the numbers of its layers."""
     layout, layers = scenario.layout, scenario.model.layers
-    stages = layout.pp * layout.vpp
-    counts = layout.layers_by_stage(layers) if layout.vpp == 1 else (layers // stages,) * stages
+    by_virtual_stage = getattr(layout, "layers_by_virtual_stage", layout.layers_by_stage)
+    counts = by_virtual_stage(layers)
     ends = np.cumsum(counts)
     plan = []
     for chunk in range(layout.vpp):
-        stage = chunk * layout.pp + rank
+        stage = _stage_of(scenario, rank, chunk)
         plan.append((stage, range(int(ends[stage]) - counts[stage], int(ends[stage]))))
     return plan
+
+
+def _stage_of(scenario: Scenario, rank: int, chunk: int) -> int:
+    """The virtual stage that a chunk of a rank is."""
+    pp = scenario.layout.pp
+    schedule = getattr(scenario, "schedule", None)
+    return int(schedule.stage_of(rank, chunk, pp)) if schedule is not None else chunk * pp + rank
 
 
 def memory_of(
@@ -221,52 +230,64 @@ def memory_of(
     outside the allocator stay within the device; it is marginal where only the peak
     and what lies outside do.
     """
-    figures = calibration.memory
-    capacity = scenario.machine.device.memory_bytes
-    context, reserve = figures.context.value, figures.reserve.value
     parameters = [_counted(each.parameters) for each in cost.stages]
+    capacity, context = scenario.machine.device.memory_bytes, calibration.memory.context.value
     stages = []
+    needs = []
     for rank, codes in enumerate(program.table):
         states, peak = rank_memory(scenario, rank, codes, parameters)
-        passes = states.total + states.units + peak.level
-        update = states.total + states.optimizer_work
-        top = max(passes, update)
         starts = timeline.start[rank]
-        reserved = max(top, min(top + reserve, capacity - context))
-        in_passes = passes >= update
+        during = _named(codes[peak.index], scenario.micro_batches)
+        at = starts[peak.index] if starts else 0.0
+        if states.optimizer_work > states.units + peak.level:
+            peak, during, at = Peak(states.optimizer_work - states.units, 0.0, 0), "optimizer", timeline.free[rank]
+        working = states.units + peak.level
+        top = states.total + working
+        needs.append(top + reserve_bytes(calibration, working))
+        reserved = max(top, min(needs[-1], capacity - context))
         stages.append(
             StageMemory(
                 stage=rank,
                 peak_bytes=top,
                 reserved_bytes=reserved,
                 device_bytes=reserved + context,
-                peak_s=(starts[peak.index] if in_passes else timeline.free[rank]) if starts else 0.0,
-                peak_during=_named(codes[peak.index], scenario.micro_batches, len(codes)) if in_passes else "optimizer",
+                peak_s=at,
+                peak_during=during,
                 parts=MemoryParts(
                     parameters=states.parameters,
                     gradients=states.gradients,
                     optimizer=states.optimizer,
-                    activations=peak.held if in_passes else 0.0,
-                    buffers=top - states.parameters - states.gradients - states.optimizer
-                    - (peak.held if in_passes else 0.0),
+                    activations=peak.held,
+                    buffers=states.buffers + working - peak.held,
                 ),
                 between_steps_bytes=states.total,
             )
         )
-    worst = max(stage.peak_bytes for stage in stages)
+    worst = max(range(len(stages)), key=lambda rank: stages[rank].peak_bytes)
     verdict: Verdict = "does not fit"
-    if worst + reserve + context <= capacity:
+    if max(needs) + context <= capacity:
         verdict = "fits"
-    elif worst + context <= capacity:
+    elif stages[worst].peak_bytes + context <= capacity:
         verdict = "marginal"
-    return Memory(verdict, capacity, context, reserve, tuple(stages))
+    return Memory(verdict, capacity, context, needs[worst] - stages[worst].peak_bytes, tuple(stages))
+
+
+def reserve_bytes(calibration: Calibration, working: float) -> float:
+    """What the allocator usually holds above a peak.
+
+    Args:
+        calibration: Its figures.
+        working: Activations and working sets at that peak: what comes and goes leaves gaps.
+    """
+    figures = calibration.memory
+    return figures.reserve.value + (figures.reserve_share.value * working if figures.reserve_share else 0.0)
 
 
 def _counted(parameters: RankParameters | int) -> RankParameters:
     return parameters if isinstance(parameters, RankParameters) else RankParameters(parameters)
 
 
-def _named(code: int, micro_batches: int, actions: int) -> str:
+def _named(code: int, micro_batches: int) -> str:
     """An action for people; of several chunks it names the chunk too."""
     chunk, micro_batch = divmod(code // KINDS, micro_batches)
     return f"{NAMES[code % KINDS]} of micro-batch {micro_batch}" + (f", chunk {chunk}" if chunk else "")
