@@ -157,15 +157,6 @@ class Layout(BaseModel):
         stages = [[schedule.stage_of(rank, chunk, self.pp) for chunk in range(self.vpp)] for rank in range(self.pp)]
         return tuple(sum(each[stage] for stage in mine) for mine in stages)
 
-    @property
-    def virtual_stages(self) -> int:
-        """Slices of the layers: pp x vpp."""
-        return self.pp * self.vpp
-
-    def layers_by_virtual_stage(self, layers: int) -> tuple[int, ...]:
-        """Layers of each virtual stage."""
-        return self.layers_by_stage(layers)
-
     def recompute_by_stage(self) -> tuple[Recompute, ...]:
         """What each stage recomputes.
 

@@ -97,7 +97,7 @@ class _Costs:
         self.scenario = scenario
         self.calibration = calibration
         self.shapes = Shapes(scenario.model, scenario.training, scenario.layout)
-        self.split = bool(getattr(getattr(scenario, "schedule", None), "splits_backward", False))
+        self.split = scenario.schedule.splits_backward
         self.layers = scenario.layout.layers_by_virtual_stage(scenario.model.layers)
         self.home = tuple(shards.home_rank(scenario, stage) for stage in range(len(self.layers)))
         placement = placement_of(scenario)
