@@ -213,9 +213,10 @@ def _rate(row: ValidationRow, side: str) -> float:
 def suspects(rows: Iterable[ValidationRow], count: int = 10) -> tuple[Suspect, ...]:
     """The rows farthest off in time, worst first, each with the part that is probably wrong.
 
-    A row is compared with those of its machine that are predicted better than the median of them. The part whose share of the step is most above its median share there is named: what is
-    priced wrongly shows where there is most of it. It points, it does not prove; a cost that the model
-    leaves out altogether has no part that could be named.
+    A row is compared with those of its machine that are predicted better than the median of them. The
+    part whose share of the step is most above its median share there is named: what is priced wrongly
+    shows where there is most of it. It points, it does not prove; a cost that the model leaves out
+    altogether has no part that could be named.
     """
     timed = [row for row in rows if row.kind == "time"]
     peers: dict[str, list[ValidationRow]] = {}
