@@ -101,7 +101,7 @@ class _Costs:
         self.layers = scenario.layout.layers_by_virtual_stage(scenario.model.layers)
         self.home = tuple(shards.home_rank(scenario, stage) for stage in range(len(self.layers)))
         placement = placement_of(scenario)
-        slowdown = getattr(calibration.compute, "overlap_slowdown", None)
+        slowdown = calibration.compute.overlap_slowdown
         self.pricer = Pricer(
             device_rates(scenario.machine, calibration, scenario.training.precision),
             collectives_of(scenario, calibration, placement),
@@ -219,9 +219,7 @@ class _Costs:
         """
         model, layout = self.scenario.model, self.scenario.layout
         layer = self._layer(model.has_experts(model.layers - 1), mode)
-        own = self._unit(
-            ahead_forward(self.shapes), ahead_backward(self.shapes, self.framework), RankParameters(0)
-        )
+        own = self._unit(ahead_forward(self.shapes), ahead_backward(self.shapes, self.framework), RankParameters(0))
         parts = (own, layer, self._head)
         held = model.mtp_share(layout.tp, layout.ep, layout.etp)
         count = model.mtp_layers
