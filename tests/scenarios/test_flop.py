@@ -63,7 +63,7 @@ def test_every_convention_counts_every_bundled_model(name):
     model, steps = load_model(name), training(2048)
     for convention in CONVENTIONS:
         none, selective, full = (step_flop(convention, model, steps, kind) for kind in ("none", "selective", "full"))
-        assert 0 < none <= selective <= full, convention
+        assert 0 < none <= min(selective, full), convention
         if f"{convention}-causal" in CONVENTIONS:
             assert step_flop(f"{convention}-causal", model, steps) < none
 
