@@ -218,9 +218,7 @@ class _Costs:
         """
         model, layout = self.scenario.model, self.scenario.layout
         layer = self._layer(model.has_experts(model.layers - 1), mode)
-        own = self._unit(
-            ahead_forward(self.shapes), ahead_backward(self.shapes, self.framework), RankParameters(0)
-        )
+        own = self._unit(ahead_forward(self.shapes), ahead_backward(self.shapes, self.framework), RankParameters(0))
         parts = (own, layer, self._head)
         held = model.mtp_share(layout.tp, layout.ep, layout.etp)
         count = model.mtp_layers

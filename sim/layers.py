@@ -208,9 +208,7 @@ def head_backward(shapes: Shapes, framework: Framework, split: bool = False) -> 
 
 
 def _logits(shapes: Shapes) -> list[Op]:
-    product = Gemm(
-        "logits", shapes.tokens, shapes.rank_vocab, shapes.model.hidden, precision=plain_precision(shapes)
-    )
+    product = Gemm("logits", shapes.tokens, shapes.rank_vocab, shapes.model.hidden, precision=plain_precision(shapes))
     return [enter(shapes, "logits_enter"), product]
 
 
