@@ -97,7 +97,7 @@ class _Costs:
         self.scenario = scenario
         self.calibration = calibration
         self.shapes = Shapes(scenario.model, scenario.training, scenario.layout)
-        self.split = bool(getattr(getattr(scenario, "schedule", None), "splits_backward", False))
+        self.split = scenario.schedule.splits_backward
         self.layers = scenario.layout.layers_by_virtual_stage(scenario.model.layers)
         self.home = tuple(shards.home_rank(scenario, stage) for stage in range(len(self.layers)))
         placement = placement_of(scenario)
@@ -106,6 +106,7 @@ class _Costs:
             device_rates(scenario.machine, calibration, scenario.training.precision),
             collectives_of(scenario, calibration, placement),
             slowdown.value if slowdown else 1.0,
+            calibration.step.dispatch.value if calibration.step.dispatch else 0.0,
         )
         states = {**scenario.framework.states, scenario.training.precision: shards.state_bytes(scenario)}
         self.framework = scenario.framework.model_copy(update={"states": states})
