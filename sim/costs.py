@@ -101,7 +101,7 @@ class _Costs:
         self.layers = scenario.layout.layers_by_virtual_stage(scenario.model.layers)
         self.home = tuple(shards.home_rank(scenario, stage) for stage in range(len(self.layers)))
         placement = placement_of(scenario)
-        slowdown = getattr(calibration.compute, "overlap_slowdown", None)
+        slowdown = calibration.compute.overlap_slowdown
         self.pricer = Pricer(
             device_rates(scenario.machine, calibration, scenario.training.precision),
             collectives_of(scenario, calibration, placement),
