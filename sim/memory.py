@@ -15,18 +15,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..scenarios.model import Model, RankParameters
+from ..scenarios.model import RankParameters
 from ..scenarios.result import Memory, MemoryParts, StageMemory, Verdict
 from ..scenarios.scenario import Scenario
-from ..scenarios.schedules import BACKWARD, FORWARD, KINDS
+from ..scenarios.schedules import BACKWARD, FORWARD, INPUT_GRAD, KINDS, WEIGHT_GRAD, load_schedule
 from .activations import Sizes, Step, backward_bytes, deferred_bytes, kept_bytes, layer_steps
 from .calibration import Calibration
 from .costs import JobCost
-from .memory_states import StateSizes, state_sizes
+from .memory_states import StateSizes, gathers, state_sizes
 from .ops import MASK_BYTES
 from .timeline import Floats, Program, Timeline
 
-INPUT_GRAD, WEIGHT_GRAD = 2, 3  # halves of a backward, where a schedule splits it
 LOSS_BYTES = 4  # the loss works in fp32
 NAMES = {FORWARD: "forward", BACKWARD: "backward", INPUT_GRAD: "input gradient", WEIGHT_GRAD: "weight gradient"}
 
@@ -54,15 +53,10 @@ class ChunkBytes:
     weight_work: float = 0.0
 
 
-def has_experts(model: Model, layer: int) -> bool:
-    """Whether a layer of the model is one of experts."""
-    return model.experts is not None and layer >= model.dense_layers and (layer + 1) % model.moe_every == 0
-
-
 def stage_steps(scenario: Scenario, layers: Sequence[int]) -> list[tuple[Step, ...]]:
     """The operations of some layers."""
     sizes = Sizes(scenario.model, scenario.training, scenario.layout)
-    kinds = [has_experts(scenario.model, layer) for layer in layers]
+    kinds = [scenario.model.has_experts(layer) for layer in layers]
     known = {kind: layer_steps(sizes, kind, scenario.framework.memory) for kind in set(kinds)}
     return [known[kind] for kind in kinds]
 
@@ -78,7 +72,7 @@ def chunk_bytes(scenario: Scenario, stage: int, layers: Sequence[int], mode: str
     """
     layout, training, model, habits = scenario.layout, scenario.training, scenario.model, scenario.framework.memory
     sizes = Sizes(model, training, layout)
-    fresh = float(sizes.element) if habits.fresh_gradients and layout.zero < 3 else 0.0
+    fresh = float(sizes.element) if habits.fresh_gradients and not gathers(scenario) else 0.0
     given_up = frozenset(layout.recompute_ops) if mode == "selective" else frozenset[str]()
     again = min(layout.recompute_layers or len(layers), len(layers)) if mode != "none" else 0
     kept, works, splits, weights = [], [], [], []
@@ -103,10 +97,10 @@ def chunk_bytes(scenario: Scenario, stage: int, layers: Sequence[int], mode: str
         deferred=sum(splits) + head_kept,
         forward_work=(0.0 if layout.flash_attention else 2.0 * sizes.scores * sizes.element)
         + 3.0 * sizes.hidden
-        + max(sizes.routed_rows * model.hidden * sizes.element * 2 if has_experts(model, n) else 0.0 for n in layers),
+        + max(sizes.routed_rows * model.hidden * sizes.element * 2 if model.has_experts(n) else 0.0 for n in layers),
         head_work=head_work,
         layer_work=layer_work - head_kept,
-        last_work=(words if stage == 0 and layout.zero < 3 else 0.0) - held - head_kept,
+        last_work=(words if stage == 0 and not gathers(scenario) else 0.0) - held - head_kept,
         weight_work=max(weights, default=0.0),
     )
 
@@ -120,12 +114,12 @@ def _ends(scenario: Scenario, stage: int, sizes: Sizes) -> tuple[float, float, f
     if stage == 0:
         start += sizes.own_tokens * model.hidden * MASK_BYTES if training.hidden_dropout > 0 else 0.0
         start += sizes.hidden if model.embedding_norm else 0.0
-    if stage < layout.pp * layout.vpp - 1:
+    if stage < layout.virtual_stages - 1:
         return start, 0.0, 0.0
     kept_logit, work_logit = (sizes.element, 0) if habits.fused_loss else (LOSS_BYTES, LOSS_BYTES + sizes.element)
     heads = 1 + model.mtp_layers
     kept = heads * (2.0 * sizes.hidden + kept_logit * sizes.logits)  # final norm's input and output, and the loss
-    words = 0.0 if layout.zero == 3 else float(sizes.vocab * model.hidden * sizes.element)
+    words = 0.0 if gathers(scenario) else float(sizes.vocab * model.hidden * sizes.element)
     gather = sizes.gathered if layout.sequence_parallel and layout.tp > 1 and not habits.gather_buffer else 0.0
     return start, kept, float(sizes.logits * work_logit) + words + sizes.gathered + gather
 
@@ -151,7 +145,8 @@ def peak_of(codes: Sequence[int], micro_batches: int, chunks: Sequence[ChunkByte
     kind, chunk = code % KINDS, code // KINDS // micro_batches
 
     def of(name: str) -> Floats:
-        return np.asarray([getattr(each, name) for each in chunks], dtype=np.float64)[chunk]
+        each: Floats = np.array([getattr(sizes, name) for sizes in chunks])
+        return each.take(chunk)
 
     kept, deferred = of("kept"), of("deferred")
     changes = {FORWARD: kept, BACKWARD: -kept, INPUT_GRAD: deferred - kept, WEIGHT_GRAD: -deferred}
@@ -190,7 +185,7 @@ def rank_memory(
     modes = scenario.layout.recompute_by_stage()
     chunks = [chunk_bytes(scenario, stage, layers, modes[_mode(stage, rank, modes)]) for stage, layers in plan]
     total = sum((parameters[stage] for stage, _ in plan), RankParameters(0))
-    last = scenario.layout.pp * scenario.layout.vpp - 1
+    last = scenario.layout.virtual_stages - 1
     stages = [stage for stage, _ in plan]
     steps = stage_steps(scenario, [layer for _, layers in plan for layer in layers])
     states = state_sizes(scenario, total, steps, head=last in stages, first=0 in stages)
@@ -204,21 +199,13 @@ def _mode(stage: int, rank: int, modes: Sequence[str]) -> int:
 def layers_of_rank(scenario: Scenario, rank: int) -> list[tuple[int, range]]:
     """The virtual stages of a pipeline rank, by chunk, each with the numbers of its layers."""
     layout, layers = scenario.layout, scenario.model.layers
-    by_virtual_stage = getattr(layout, "layers_by_virtual_stage", layout.layers_by_stage)
-    counts = by_virtual_stage(layers)
+    counts = layout.layers_by_virtual_stage(layers)
     ends = np.cumsum(counts)
     plan = []
     for chunk in range(layout.vpp):
-        stage = _stage_of(scenario, rank, chunk)
+        stage = rank if layout.vpp == 1 else load_schedule(layout.schedule).stage_of(rank, chunk, layout.pp)
         plan.append((stage, range(int(ends[stage]) - counts[stage], int(ends[stage]))))
     return plan
-
-
-def _stage_of(scenario: Scenario, rank: int, chunk: int) -> int:
-    """The virtual stage that a chunk of a rank is."""
-    pp = scenario.layout.pp
-    schedule = getattr(scenario, "schedule", None)
-    return int(schedule.stage_of(rank, chunk, pp)) if schedule is not None else chunk * pp + rank
 
 
 def memory_of(
@@ -230,7 +217,7 @@ def memory_of(
     outside the allocator stay within the device; it is marginal where only the peak
     and what lies outside do.
     """
-    parameters = [_counted(each.parameters) for each in cost.stages]
+    parameters = [each.parameters for each in cost.stages]
     capacity, context = scenario.machine.device.memory_bytes, calibration.memory.context.value
     stages = []
     needs = []
@@ -281,10 +268,6 @@ def reserve_bytes(calibration: Calibration, working: float) -> float:
     """
     figures = calibration.memory
     return figures.reserve.value + (figures.reserve_share.value * working if figures.reserve_share else 0.0)
-
-
-def _counted(parameters: RankParameters | int) -> RankParameters:
-    return parameters if isinstance(parameters, RankParameters) else RankParameters(parameters)
 
 
 def _named(code: int, micro_batches: int) -> str:
