@@ -20,6 +20,7 @@ from ..topology.files import build, bundled_names, read_document
 from ..topology.machine import Machine
 from ..topology.units import Bytes, BytesPerSecond, Seconds
 from .devices import with_device
+from .fits import with_fit
 
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
@@ -84,6 +85,10 @@ class ComputeFigures(BaseModel):
     gemm_tile: TileLaw
     attention: AttentionFigures
     memory_fraction: Fact[Fraction] = Field(description="element-wise work, of the memory bandwidth")
+    sustained: Fact[Fraction] | None = Field(
+        default=None,
+        description="what products and attention keep of their rates alone in a whole run, where power and heat hold clocks",
+    )
     launch: Fact[Seconds] = Field(description="gap in front of each kernel")
     overlap_slowdown: Fact[Slowdown] | None = Field(
         default=None, description="how many times longer compute takes while communication runs beside it"
@@ -293,7 +298,7 @@ def load_calibration(name: str) -> Calibration:
         InputError: If there is none, or it breaks its schema.
     """
     document, where = read_document(name, "exatwin.sim", "calibrations", "calibration")
-    return build(Calibration, with_device(document, where), where)
+    return build(Calibration, with_fit(with_device(document, where)), where)
 
 
 def default_calibration(machine: Machine) -> Calibration:

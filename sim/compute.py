@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..scenarios.fields import Precision
 from ..topology.errors import input_error
-from ..topology.machine import Device, Machine
+from ..topology.machine import Machine
 from .attention_law import AttentionPass, AttentionRates, attention_flop_s
 from .calibration import AttentionFigures, Calibration, PassFigures
 from .gemm_law import GemmRates, gemm_bytes, shape_efficiency, tiles_of
@@ -69,6 +69,7 @@ def device_rates(machine: Machine, calibration: Calibration, precision: Precisio
         device.peak_flop_per_s(needed)
         calibration.gemm_fraction(needed)
     share = calibration.gemm_fraction(usual)
+    sustained = compute.sustained.value if compute.sustained else 1.0
     law = compute.gemm_tile
     tiles = tiles_of(law)
     gemms: dict[Precision, GemmRates] = {}
@@ -76,7 +77,7 @@ def device_rates(machine: Machine, calibration: Calibration, precision: Precisio
         figure = compute.gemm_fraction.get(known)
         k_half = law.fp8_k_half if known == "fp8" and law.fp8_k_half else law.k_half
         gemms[known] = GemmRates(
-            flop_per_s=device.peak_flop_per_s(known) * (figure.value if figure else share),
+            flop_per_s=device.peak_flop_per_s(known) * (figure.value if figure else share) * sustained,
             tiles=tiles,
             units=law.units.value,
             k_half=k_half.value,
@@ -87,16 +88,14 @@ def device_rates(machine: Machine, calibration: Calibration, precision: Precisio
     return DeviceRates(
         gemms=gemms,
         precision=usual,
-        attention=_attention(compute.attention, device, usual, law.units.value),
+        attention=_attention(compute.attention, device.peak_flop_per_s(usual) * sustained, law.units.value),
         memory_bytes_per_s=device.memory_bandwidth_bytes_per_s * compute.memory_fraction.value,
         launch_s=compute.launch.value,
         overlap_slowdown=compute.overlap_slowdown.value if compute.overlap_slowdown else 1.0,
     )
 
 
-def _attention(figures: AttentionFigures, device: Device, precision: Precision, units: int) -> AttentionRates:
-    peak = device.peak_flop_per_s(precision)
-
+def _attention(figures: AttentionFigures, peak: float, units: int) -> AttentionRates:
     def one(given: PassFigures) -> AttentionPass:
         return AttentionPass(
             flop_per_s=peak * given.share.value,
