@@ -11,6 +11,7 @@ width d, f width of the MLP, V vocabulary padded as the framework pads it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -73,8 +74,8 @@ class Asked:
         A layer for a further token counts with its projection and with another pass of the head.
         """
         model = self.model
-        layers = sum(model.matrix_parameters(layer) for layer in range(model.layers))
-        further = model.matrix_parameters() + token_share(mtp_weights(model), model, matrices=True) + self.head
+        layers = sum(count * model.matrix_parameters(layer) for (layer, _), count in self.kinds.items())
+        further = token_share(mtp_weights(model), model, matrices=True) + self.head
         return layers + model.mtp_layers * further
 
     def attention(self, causal: bool = False) -> float:
@@ -93,6 +94,17 @@ class Asked:
         return modes + modes[-1:] * model.mtp_layers
 
     @property
+    def kinds(self) -> Counter[tuple[int, Recompute]]:
+        """How many layers are like a layer and recompute in a way: alike are those with experts, and those without."""
+        model = self.model
+        alike: dict[bool, int] = {}
+        found: Counter[tuple[int, Recompute]] = Counter()
+        for layer, mode in enumerate(self.modes):
+            here = min(layer, model.layers - 1)
+            found[alike.setdefault(model.has_experts(here), here), mode] += 1
+        return found
+
+    @property
     def factor(self) -> float:
         """Passes of the layers in units of a forward: 3, and 4 where all of each is recomputed."""
         return 3.0 + sum(mode == "full" for mode in self.modes) / len(self.modes)
@@ -100,13 +112,13 @@ class Asked:
     def again(self, causal: bool = False, attention_times: float = 1.0) -> float:
         """FLOP that a token's backward pass runs again, in all layers."""
         total = 0.0
-        for layer, mode in enumerate(self.modes):
-            here = min(layer, self.model.layers - 1)
+        for (layer, mode), count in self.kinds.items():
             if mode == "full":
-                total += 2.0 * self.model.matrix_parameters(here) + self.attention(causal)
+                total += count * (2.0 * self.model.matrix_parameters(layer) + self.attention(causal))
             elif mode == "selective":
-                total += attention_times * self.attention(causal) if "attention" in self.recompute_ops else 0.0
-                total += 2.0 * self.model.routed_parameters(here) if "experts" in self.recompute_ops else 0.0
+                attention = attention_times * self.attention(causal) if "attention" in self.recompute_ops else 0.0
+                experts = 2.0 * self.model.routed_parameters(layer) if "experts" in self.recompute_ops else 0.0
+                total += count * (attention + experts)
         return total
 
 
