@@ -134,7 +134,7 @@ class ModelFields(BaseModel):
     def _belongs_to_experts(cls, value: Any, info: ValidationInfo) -> Any:
         name = info.field_name or ""
         _of_experts(name, value or None, info)
-        if name == "shared_gate" and value and not info.data.get("shared_experts"):
+        if name == "shared_gate" and value and info.data.get("shared_experts") == 0:
             raise ValueError("is of shared experts; set shared_experts too")
         layers = info.data.get("layers")
         if name == "dense_layers" and layers is not None and value >= layers:
@@ -146,7 +146,7 @@ class ModelFields(BaseModel):
     @field_validator("shared_ffn")
     @classmethod
     def _shared_ffn_of_shared_experts(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value is not None and not info.data.get("shared_experts"):
+        if value is not None and info.data.get("shared_experts") == 0:
             raise ValueError(f"shared_ffn={value} is of shared experts; set shared_experts too")
         return value
 
