@@ -195,7 +195,7 @@ class ModelFields(BaseModel):
     def has_experts(self, layer: int) -> bool:
         """Whether this layer, counted from 0 (or back from -1), has experts in place of a plain MLP.
 
-        >>> mixed = Model(layers=6, hidden=8, heads=1, vocab=9, experts=4, top_k=2, dense_layers=2, moe_every=2)
+        >>> mixed = ModelFields(layers=6, hidden=8, heads=1, vocab=9, experts=4, top_k=2, dense_layers=2, moe_every=2)
         >>> [mixed.has_experts(layer) for layer in range(6)]
         [False, False, False, True, False, True]
         """
