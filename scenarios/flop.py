@@ -11,12 +11,14 @@ width d, f width of the MLP, V vocabulary padded as the framework pads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..topology.errors import input_error, nearest
 from .fields import Recompute
+from .layout import Layout
 from .model import Model
 from .training import Training
 from .weights import mtp_weights, token_share
@@ -29,14 +31,21 @@ class Asked:
     Attributes:
         model: What is trained.
         training: Its sequences.
-        recompute: What the backward pass runs again, in all layers.
+        recompute: What the backward pass runs again: in all layers, or one entry a layer.
         tp: Tensor-parallel degree, to whose multiple the vocabulary is padded.
+        recompute_ops: What selective recomputation runs again; norms and activations have no matrix products.
     """
 
     model: Model
     training: Training
-    recompute: Recompute = "none"
+    recompute: Recompute | Sequence[Recompute] = "none"
     tp: int = 1
+    recompute_ops: Sequence[str] = ("attention",)
+
+    @classmethod
+    def of(cls, model: Model, training: Training, layout: Layout) -> Asked:
+        """A step under a layout."""
+        return cls(model, training, recompute_by_layer(layout, model.layers), layout.tp, layout.recompute_ops)
 
     @property
     def tokens(self) -> float:
@@ -65,20 +74,65 @@ class Asked:
         A layer for a further token counts with its projection and with another pass of the head.
         """
         model = self.model
-        layers = sum(model.matrix_parameters(layer) for layer in range(model.layers))
-        further = model.matrix_parameters() + token_share(mtp_weights(model), model, matrices=True) + self.head
+        layers = sum(count * model.matrix_parameters(layer) for (layer, _), count in self.kinds.items())
+        further = token_share(mtp_weights(model), model, matrices=True) + self.head
         return layers + model.mtp_layers * further
 
     def attention(self, causal: bool = False) -> float:
-        """FLOP of scores and of the sum over values for one token of every layer, forward: 2 s a (d + d_v)."""
-        model = self.model
-        layers = model.layers + model.mtp_layers
-        return 2.0 * self.seq * (model.query_width + model.value_width) * layers * (0.5 if causal else 1.0)
+        """FLOP of scores and of the sum over values for one token in one layer, forward: 2 s a (d + d_v)."""
+        return 2.0 * self.seq * (self.model.query_width + self.model.value_width) * (0.5 if causal else 1.0)
+
+    def all_attention(self, causal: bool = False) -> float:
+        """The same of all layers."""
+        return (self.model.layers + self.model.mtp_layers) * self.attention(causal)
 
     @property
-    def factor(self) -> int:
-        """Passes a layer makes, in units of a forward: 3, and 4 where all of it is recomputed."""
-        return 4 if self.recompute == "full" else 3
+    def modes(self) -> list[Recompute]:
+        """What is recomputed in each layer; layers for further tokens do as the last."""
+        model = self.model
+        modes = [self.recompute] * model.layers if isinstance(self.recompute, str) else list(self.recompute)
+        return modes + modes[-1:] * model.mtp_layers
+
+    @property
+    def kinds(self) -> Counter[tuple[int, Recompute]]:
+        """How many layers are like a layer and recompute in a way: alike are those with experts, and those without."""
+        model = self.model
+        alike: dict[bool, int] = {}
+        found: Counter[tuple[int, Recompute]] = Counter()
+        for layer, mode in enumerate(self.modes):
+            here = min(layer, model.layers - 1)
+            found[alike.setdefault(model.has_experts(here), here), mode] += 1
+        return found
+
+    @property
+    def factor(self) -> float:
+        """Passes of the layers in units of a forward: 3, and 4 where all of each is recomputed."""
+        return 3.0 + sum(mode == "full" for mode in self.modes) / len(self.modes)
+
+    def again(self, causal: bool = False, attention_times: float = 1.0) -> float:
+        """FLOP that a token's backward pass runs again, in all layers."""
+        total = 0.0
+        for (layer, mode), count in self.kinds.items():
+            if mode == "full":
+                total += count * (2.0 * self.model.matrix_parameters(layer) + self.attention(causal))
+            elif mode == "selective":
+                attention = attention_times * self.attention(causal) if "attention" in self.recompute_ops else 0.0
+                experts = 2.0 * self.model.routed_parameters(layer) if "experts" in self.recompute_ops else 0.0
+                total += count * (attention + experts)
+        return total
+
+
+def recompute_by_layer(layout: Layout, layers: int) -> tuple[Recompute, ...]:
+    """What each layer recomputes: of each pipeline rank's layers the first ``recompute_layers``, or all.
+
+    >>> recompute_by_layer(Layout(pp=2, recompute=["full", "none"]), 4)
+    ('full', 'full', 'none', 'none')
+    """
+    modes: list[Recompute] = []
+    for mode, count in zip(layout.recompute_by_stage(), layout.layers_by_stage(layers), strict=True):
+        again = count if layout.recompute_layers is None else min(layout.recompute_layers, count)
+        modes += [mode] * again + ["none"] * (count - again)
+    return tuple(modes)
 
 
 def model_flop(asked: Asked, causal: bool = False) -> float:
@@ -87,8 +141,7 @@ def model_flop(asked: Asked, causal: bool = False) -> float:
     For a GPT layer it is ``72 B s l h^2 (1 + s/6h + V/12lh)``.
     Source: Korthikanti et al. 2022, arXiv 2205.05198, equation 7.
     """
-    forward = 2.0 * (asked.linear + asked.head) + asked.attention(causal)
-    return 3.0 * asked.tokens * forward
+    return 3.0 * asked.tokens * (2.0 * (asked.linear + asked.head) + asked.all_attention(causal))
 
 
 def hardware_flop(asked: Asked, causal: bool = False) -> float:
@@ -98,8 +151,7 @@ def hardware_flop(asked: Asked, causal: bool = False) -> float:
     ``72 B s l h^2 (1 + 2s/9h + V/12lh)`` with selective, where `korthikanti_flop` has ``s/3h``.
     Source: Narayanan et al. 2021, arXiv 2104.04473, appendix.
     """
-    again = {"none": 0.0, "selective": asked.attention(causal), "full": 2.0 * asked.linear + asked.attention(causal)}
-    return model_flop(asked, causal) + asked.tokens * again[asked.recompute]
+    return model_flop(asked, causal) + asked.tokens * asked.again(causal)
 
 
 def korthikanti_flop(asked: Asked) -> float:
@@ -108,9 +160,7 @@ def korthikanti_flop(asked: Asked) -> float:
     Their equation 8 puts the recomputed attention at as much as forward and backward together.
     Source: Korthikanti et al. 2022, arXiv 2205.05198, equation 8.
     """
-    if asked.recompute == "selective":
-        return model_flop(asked) + 3.0 * asked.tokens * asked.attention()
-    return hardware_flop(asked)
+    return model_flop(asked) + asked.tokens * asked.again(attention_times=3.0)
 
 
 def six_n_flop(asked: Asked) -> float:
@@ -131,7 +181,7 @@ def palm_flop(asked: Asked) -> float:
 
     Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
     """
-    return six_n_flop(asked) + 3.0 * asked.tokens * asked.attention()
+    return six_n_flop(asked) + 3.0 * asked.tokens * asked.all_attention()
 
 
 def palm_hardware_flop(asked: Asked) -> float:
@@ -213,14 +263,32 @@ CONVENTIONS: dict[str, Convention] = {
 }
 
 
-def step_flop(convention: str, model: Model, training: Training, recompute: Recompute = "none", tp: int = 1) -> float:
+def count_flop(convention: str, asked: Asked) -> float:
     """FLOP of a step of the whole job, as a convention counts them.
+
+    Raises:
+        InputError: If there is no such convention.
+    """
+    if convention not in CONVENTIONS:
+        hint = nearest(convention[:60], CONVENTIONS)
+        raise input_error(f"unknown convention {convention[:60]!r}{hint}", field="flop_convention")
+    return CONVENTIONS[convention].flop(asked)
+
+
+def step_flop(
+    convention: str,
+    model: Model,
+    training: Training,
+    recompute: Recompute | Sequence[Recompute] = "none",
+    tp: int = 1,
+) -> float:
+    """`count_flop` of a model, its training, and what is recomputed.
 
     Args:
         convention: One of `CONVENTIONS`.
         model: What is trained.
         training: Its batch and sequence.
-        recompute: What the backward pass runs again, in all layers.
+        recompute: What the backward pass runs again: in all layers, or one entry a layer.
         tp: Tensor-parallel degree, to whose multiple the vocabulary is padded.
 
     Raises:
@@ -231,10 +299,7 @@ def step_flop(convention: str, model: Model, training: Training, recompute: Reco
     >>> f"{step_flop('narayanan', load_model('gpt-175b'), training):.4g}"
     '4.511e+18'
     """
-    if convention not in CONVENTIONS:
-        hint = nearest(convention[:60], CONVENTIONS)
-        raise input_error(f"unknown convention {convention[:60]!r}{hint}", field="flop_convention")
-    return CONVENTIONS[convention].flop(Asked(model, training, recompute, tp))
+    return count_flop(convention, Asked(model, training, recompute, tp))
 
 
 def convert(
@@ -243,7 +308,7 @@ def convert(
     to: str,
     model: Model,
     training: Training,
-    recompute: Recompute = "none",
+    recompute: Recompute | Sequence[Recompute] = "none",
     tp: int = 1,
 ) -> float:
     """What a rate (FLOP/s, TFLOP/s, a share of peak) in one convention is in another.
@@ -254,7 +319,7 @@ def convert(
         to: The one that is wanted.
         model: What was trained.
         training: Its sequence; the batch cancels.
-        recompute: What the backward pass ran again.
+        recompute: What the backward pass ran again: in all layers, or one entry a layer.
         tp: Tensor-parallel degree, for the vocabulary's padding.
 
     Raises:
@@ -265,5 +330,5 @@ def convert(
     >>> round(convert(46.2, "palm", "6n", load_model("palm-540b"), training), 1)
     45.7
     """
-    counted = step_flop(from_, model, training, recompute, tp)
-    return rate * step_flop(to, model, training, recompute, tp) / counted
+    asked = Asked(model, training, recompute, tp)
+    return rate * count_flop(to, asked) / count_flop(from_, asked)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exatwin.scenarios.flop import CONVENTIONS, convert, step_flop
+from exatwin.scenarios.flop import CONVENTIONS, Asked, convert, count_flop, recompute_by_layer, step_flop
+from exatwin.scenarios.layout import Layout
 from exatwin.scenarios.model import Model, load_model, model_names
 from exatwin.scenarios.training import Training
 from exatwin.topology.errors import InputError
@@ -87,6 +88,38 @@ def test_what_is_recomputed_adds_to_hardware_alone(model, seq):
     assert step_flop("model", model, training(seq)) == none < selective < full < 4 / 3 * none
     assert step_flop("model", model, training(seq), "full") == none
     assert step_flop("hardware-causal", model, training(seq), "full") < full
+
+
+def test_layers_that_recompute_differently_count_as_their_parts():
+    model, steps = load_model("gpt-22b"), training(2048, 64)
+    halves = [step_flop("hardware", model, steps, kind) for kind in ("full", "none")]
+    layout = Layout(pp=2, recompute=["full", "none"])
+    for asked in (Asked.of(model, steps, layout), Asked(model, steps, ("none", "full") * 24)):
+        assert count_flop("hardware", asked) == pytest.approx(sum(halves) / 2)
+        assert count_flop("megatron-deepspeed", asked) == pytest.approx(
+            sum(step_flop("megatron-deepspeed", model, steps, kind) for kind in ("full", "none")) / 2
+        )
+    some = Layout(pp=4, recompute="full", recompute_layers=3)
+    assert recompute_by_layer(some, 48) == (("full",) * 3 + ("none",) * 9) * 4
+
+
+def test_selective_recomputation_counts_the_products_that_it_names():
+    model, steps = load_model("mixtral-8x7b"), training(4096)
+    plain = step_flop("model", model, steps)
+    experts = 4096 * 32 * 2 * 2 * 3 * model.hidden * model.ffn  # two experts, three matrices
+    scores = 4096 * 32 * 4 * 4096 * model.query_width
+    for ops, again in (((), 0), (("norm", "activation"), 0), (("attention",), scores), (("experts",), experts)):
+        asked = Asked(model, steps, "selective", recompute_ops=ops)
+        assert count_flop("hardware", asked) - plain == pytest.approx(again)
+
+
+def test_a_layer_for_a_further_token_counts_with_its_head():
+    model, steps = load_model("deepseek-v3"), training(4096)
+    more = model.model_copy(update={"mtp_layers": 1})
+    products = model.matrix_parameters() + 2 * model.hidden**2 + model.hidden * model.vocab
+    attention = 2 * 4096 * (model.query_width + model.value_width)
+    added = step_flop("model", more, steps) - step_flop("model", model, steps)
+    assert added == pytest.approx(3 * 4096 * (2 * products + attention))
 
 
 def test_palm_prints_its_utilisation_with_and_without_attention():

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from exatwin.scenarios.architectures import MODEL_TYPES, READERS
 from exatwin.scenarios.huggingface import model_fields
 from exatwin.scenarios.model import Model, load_model
 from exatwin.scenarios.scenario import load_scenario
 from exatwin.topology.errors import InputError
+from exatwin.topology.files import build
 
 
 def config(architecture: str, hidden: int, layers: int, heads: int, kv: int, ffn: int, vocab: int, **more) -> dict:
@@ -201,3 +204,27 @@ def test_all_that_is_missing_is_said_at_once():
         model_fields({"architectures": ["LlamaForCausalLM"], "hidden_size": 4096}, "config.json")
     missing = {problem.field for problem in error.value.problems}
     assert missing == {"num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"}
+
+
+JUNK = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 10**9), st.floats(), st.text(max_size=5), st.lists(st.integers(0, 3)),
+    st.dictionaries(st.text(max_size=3), st.integers()),
+)  # fmt: skip
+EXTRA = ["architectures", "model_type", "_name_or_path", "sliding_window", "mlp_only_layers", "attn_config", "head_dim"]
+
+
+def test_layers_without_experts_are_a_list():
+    document = PUBLISHED["qwen1.5-moe-a2.7b"][0]
+    assert read(document | {"mlp_only_layers": [0, 1]}).dense_layers == 2
+    with pytest.raises(InputError, match="mlp_only_layers"):
+        read(document | {"mlp_only_layers": 2})
+
+
+@given(data=st.data(), name=st.sampled_from(sorted(PUBLISHED)), value=JUNK)
+def test_whatever_a_key_holds_is_a_model_or_one_clear_error(data, name, value):
+    document = PUBLISHED[name][0]
+    key = data.draw(st.sampled_from([*document, *EXTRA]))
+    try:
+        build(Model, model_fields(document | {key: value}, "config.json"), "config.json")
+    except InputError as error:
+        assert str(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -290,3 +292,9 @@ def test_parts_that_do_not_belong_together_have_one_message(fields, said):
         build(Model, {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100} | fields, "m.yaml")
     assert len(error.value.problems) == 1, error.value
     assert said in str(error.value)
+
+
+def test_every_field_of_a_model_is_explained():
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "models.md").read_text()
+    for field in set(Model.model_fields) - {"name", "source", "note"}:
+        assert f"`{field}`" in page, field
