@@ -16,7 +16,7 @@ def picture(table: Sequence[Sequence[Action]]) -> list[str]:
 
     >>> from . import SCHEDULES, schedule_table
     >>> print("\\n".join(picture(schedule_table(SCHEDULES["1f1b"], ranks=2, micro_batches=2))))
-    F0F1....B0--B1--..
+    F0F1....B0--..B1--
     ..F0B0--F1B1--....
     """
     seconds = durations(1.0, 2.0)

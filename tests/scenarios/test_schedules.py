@@ -231,6 +231,11 @@ def test_any_text_is_a_table_or_is_refused(text):
     except InputError:
         return
     assert from_csv(to_csv(table)) == table
+    try:
+        schedule = FileSchedule("mine.csv", table)
+    except InputError:
+        return
+    assert schedule_table(schedule, *schedule.shape) == table
 
 
 def test_the_names_in_the_table_are_those_of_the_schedules():
