@@ -52,7 +52,7 @@ def home_rank(scenario: Scenario, virtual_stage: int) -> int:
     if layout.vpp == 1:
         return virtual_stage
     rank, _ = scenario.schedule.home(virtual_stage, layout.pp, layout.vpp)
-    return rank
+    return int(rank)
 
 
 def embedding_copied(scenario: Scenario) -> bool:
@@ -64,7 +64,8 @@ def embedding_copied(scenario: Scenario) -> bool:
 def rank_parameters(scenario: Scenario, virtual_stage: int) -> RankParameters:
     """Parameters of one rank of a virtual stage.
 
-    The last one holds its own copy of a tied embedding, and the layers for further tokens. Where the first and the last virtual stage share a rank, as in V-shaped schedules, there is one copy.
+    The last one holds its own copy of a tied embedding, and the layers for further tokens. Where the first and
+    the last share a rank, as in V-shaped schedules, there is one copy.
     """
     model, layout = scenario.model, scenario.layout
     layers = layout.layers_by_virtual_stage(model.layers)
