@@ -121,7 +121,7 @@ class Framework(BaseModel):
     kv_heads: KvHeadsRule = Field(description="tp must divide the kv heads, or may also be a multiple of them")
     overlap_tensor_grads: Flag = Field(
         default=False,
-        description="in the backward of a column-parallel layer, tensor-parallel communication runs beside the products",
+        description="in the backward of a column-parallel weight, collectives run beside the products",
     )
 
     @property

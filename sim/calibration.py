@@ -19,12 +19,14 @@ from ..topology.facts import Fact
 from ..topology.files import build, bundled_names, read_document
 from ..topology.machine import Machine
 from ..topology.units import Bytes, BytesPerSecond, Seconds
+from .devices import with_device
 
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
 Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Reach = Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)]  # above 1 where a switch reduces on the way
 Whole = Annotated[int, Field(strict=True, ge=1)]
+Slowdown = Annotated[float, Field(ge=1, le=10, allow_inf_nan=False)]
 Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -52,6 +54,9 @@ class ComputeFigures(BaseModel):
     attention_fraction: Fact[Fraction] = Field(description="fused attention, executed FLOP, of the peak")
     memory_fraction: Fact[Fraction] = Field(description="element-wise work, of the memory bandwidth")
     launch: Fact[Seconds] = Field(description="gap in front of each kernel")
+    overlap_slowdown: Fact[Slowdown] | None = Field(
+        default=None, description="how many times longer compute takes while communication runs beside it"
+    )
 
 
 class Protocol(BaseModel):
@@ -195,7 +200,7 @@ class Calibration(BaseModel):
     device: str
     date: str
     software: str
-    compute: ComputeFigures
+    compute: ComputeFigures = Field(description="as a file: a device's name, or its figures beside ``device: NAME``")
     network: NetworkFigures
     memory: MemoryFigures
     step: StepFigures
@@ -251,7 +256,7 @@ def load_calibration(name: str) -> Calibration:
         InputError: If there is none, or it breaks its schema.
     """
     document, where = read_document(name, "exatwin.sim", "calibrations", "calibration")
-    return build(Calibration, document, where)
+    return build(Calibration, with_device(document, where), where)
 
 
 def default_calibration(machine: Machine) -> Calibration:

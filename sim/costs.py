@@ -97,11 +97,11 @@ class _Costs:
         self.scenario = scenario
         self.calibration = calibration
         self.shapes = Shapes(scenario.model, scenario.training, scenario.layout)
-        self.split = bool(getattr(getattr(scenario, "schedule", None), "splits_backward", False))
+        self.split = scenario.schedule.splits_backward
         self.layers = scenario.layout.layers_by_virtual_stage(scenario.model.layers)
         self.home = tuple(shards.home_rank(scenario, stage) for stage in range(len(self.layers)))
         placement = placement_of(scenario)
-        slowdown = getattr(calibration.compute, "overlap_slowdown", None)
+        slowdown = calibration.compute.overlap_slowdown
         self.pricer = Pricer(
             device_rates(scenario.machine, calibration, scenario.training.precision),
             collectives_of(scenario, calibration, placement),
@@ -218,9 +218,7 @@ class _Costs:
         """
         model, layout = self.scenario.model, self.scenario.layout
         layer = self._layer(model.has_experts(model.layers - 1), mode)
-        own = self._unit(
-            ahead_forward(self.shapes), ahead_backward(self.shapes, self.framework), RankParameters(0)
-        )
+        own = self._unit(ahead_forward(self.shapes), ahead_backward(self.shapes, self.framework), RankParameters(0))
         parts = (own, layer, self._head)
         held = model.mtp_share(layout.tp, layout.ep, layout.etp)
         count = model.mtp_layers

@@ -151,8 +151,8 @@ def recomputed(shapes: Shapes, mode: str, moe: bool = False) -> list[Op]:
     named = [name for name in ("norm", "activation") if name in chosen]
     again = routed_block(shapes) if moe and "experts" in chosen else []
     for op in layer_forward(shapes, moe):
-        if isinstance(op, Elementwise) and any(name in op.name for name in named) and op not in again:
-            ops.append(op)
+        chosen_alone = isinstance(op, Elementwise) and any(name in op.name for name in named)
+        ops += [op] if chosen_alone and op not in again else []
     return executed([*ops, *again])
 
 
@@ -208,9 +208,7 @@ def head_backward(shapes: Shapes, framework: Framework, split: bool = False) -> 
 
 
 def _logits(shapes: Shapes) -> list[Op]:
-    product = Gemm(
-        "logits", shapes.tokens, shapes.rank_vocab, shapes.model.hidden, precision=plain_precision(shapes)
-    )
+    product = Gemm("logits", shapes.tokens, shapes.rank_vocab, shapes.model.hidden, precision=plain_precision(shapes))
     return [enter(shapes, "logits_enter"), product]
 
 

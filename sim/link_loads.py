@@ -47,17 +47,17 @@ def tensor_use(
         stage_bytes: Of each stage, what one rank would send in a step if all of them were rings.
     """
     placement = placement_of(scenario)
-    ways = {op: algorithm for (group, op), algorithm in algorithms.items() if group == "tp"}
-    if placement.tp == 1 or not ways:
+    named = {op: algorithm for (group, op), algorithm in algorithms.items() if group == "tp"}
+    if placement.tp == 1 or not named:
         return TensorUse(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
-    op, algorithm = min(ways.items(), key=lambda item: item[0] != "all_reduce")
+    op, algorithm = min(named.items(), key=lambda item: item[0] != "all_reduce")
     groups = placement.tensor_groups()
     stage = np.repeat(np.arange(placement.pp), placement.dp)
     sent = np.asarray(stage_bytes, dtype=np.float64)
     alike = not placement.tensor_group_crosses_nodes() and not routes.faults
-    rows, links = tensor_groups_together(placement, scenario.machine) if alike else (groups, routes)
+    rows, ways = tensor_groups_together(placement, scenario.machine) if alike else (groups, routes)
     size = 2.0**30  # any: a collective's bytes are in proportion to it
-    plan = plan_collective(op, [size], rows, links, figures, algorithm)
+    plan = plan_collective(op, [size], rows, ways, figures, algorithm)
     of_ring = ring_bytes(op, size, placement.tp)
     row = np.concatenate([hops.row for hops in plan.hops])
     link = np.concatenate([hops.link for hops in plan.hops])

@@ -22,7 +22,7 @@ from .files import build, bundled_names, looks_like_path, read_document
 PACKAGE = "exatwin.topology"
 FOLDER = "machines"
 
-Precision = Literal["fp32", "fp16", "bf16"]
+Precision = Literal["fp32", "fp16", "bf16", "fp8"]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9-]*$", max_length=20)]
 DeviceNumber = Annotated[int, Field(strict=True, ge=0)]
 

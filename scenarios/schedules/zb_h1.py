@@ -14,6 +14,8 @@ class ZeroBubbleH1(Looped):
 
         bubble = (p - 1) (forward + input gradient - weight gradient)
 
+    where a weight gradient takes no longer than either of the others, and there are 2 p micro-batches.
+
     Source: Qi et al. 2023, arXiv 2401.10241, section 2.3 and Table 2.
     """
 

@@ -161,7 +161,7 @@ def test_a_copy_of_a_bundled_file_is_read_alike(tmp_path):
         ({"compute.memory_fraction": 0.8}, "needs its source"),
         ({"compute.memory_fraction": {"value": 0.8, "source": "assumed"}}, "needs a note"),
         ({"compute.memory_fraction": figure("most")}, "compute.memory_fraction"),
-        ({"compute.gemm_fraction": {"fp8": figure(0.5)}}, "fp8"),
+        ({"compute.gemm_fraction": {"fp12": figure(0.5)}}, "fp12"),
         ({"compute.gemm_tile.rows": figure(12.5)}, "compute.gemm_tile.rows"),
         ({"fit.residuals": [{"row": "x"}]}, "fit.residuals"),
     ],
