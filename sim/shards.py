@@ -216,8 +216,7 @@ def gathers_in_pass(scenario: Scenario) -> bool:
 
 def reduces_in_pass(scenario: Scenario) -> bool:
     """Whether each micro-batch's backward reduces its gradients; else they are reduced once a step."""
-    layout, reduce = scenario.layout, scenario.framework.reduce
-    return layout.zero in reduce.each_micro_batch and layout.zero > 0 and (layout.pp == 1 or reduce.each_in_pipeline)
+    return scenario.framework.reduce.in_pass(scenario.layout.zero, scenario.layout.pp)
 
 
 # --- what is exchanged at the end of a step -------------------------------------------------------------------------

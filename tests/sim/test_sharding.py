@@ -10,6 +10,7 @@ from exatwin.scenarios.framework import load_framework
 from exatwin.scenarios.model import RankParameters
 from exatwin.scenarios.scenario import load_scenario
 from exatwin.sim.calibration import default_calibration
+from exatwin.sim.compute import device_rates
 from exatwin.sim.passes import PassCost
 from exatwin.sim.sharding import WeightStreams
 
@@ -101,8 +102,8 @@ def test_lower_stages_leave_passes_as_they_are(zero):
 
 def test_one_replica_exchanges_nothing():
     streams = streams_of(devices=8, tp=8)
-    assert not streams.active
     assert streams.forward([PassCost(1.0)] * 6, PARAMETERS) == PassCost(6.0)
+    assert streams.backward([PassCost(1.0)] * 6, PARAMETERS).uses == ()
 
 
 def test_long_layers_hide_all_but_the_ends():
@@ -110,12 +111,26 @@ def test_long_layers_hide_all_but_the_ends():
     alone = streams_of().forward([PassCost(1.0)], [ENDS])
     assert forward.dp_comm_s == pytest.approx(alone.uses[0].busy_s)
     assert backward.dp_comm_s < 0.2 * sum(use.busy_s for use in backward.uses)
-    assert forward.total_s == pytest.approx(6.0 + forward.dp_comm_s)
+    assert forward.total_s == pytest.approx(forward.compute_s + forward.dp_comm_s)
 
 
 def test_short_layers_hide_almost_nothing():
-    for cost in passes(compute_s=1e-9):
-        assert cost.dp_comm_s == pytest.approx(sum(use.busy_s for use in cost.uses), rel=1e-3)
+    cost, _ = passes(framework="fsdp", compute_s=1e-9)
+    assert cost.dp_comm_s == pytest.approx(sum(use.busy_s for use in cost.uses), rel=1e-3)
+
+
+def test_copies_to_and_from_the_buffers_that_travel_are_the_devices_own_work():
+    """FSDP2 reads and writes gathered weights once more; every framework fills the buffer that it reduces."""
+    scenario = scenario_of()
+    calibration = default_calibration(scenario.machine)
+    rate = device_rates(scenario.machine, calibration, "bf16").memory_bytes_per_s
+    total = sum(held.dense for held in PARAMETERS)
+    (forward, backward), (plain, flat) = passes(), passes(framework="fsdp")
+    assert plain.compute_s == 6.0
+    assert forward.compute_s - 6.0 == pytest.approx(2 * 2 * total / rate, rel=0.5)
+    summed = (2 + 4) * total + 3 * 4 * total / 16
+    assert flat.compute_s - 12.0 == pytest.approx(summed / rate, rel=0.5)
+    assert backward.compute_s > flat.compute_s
 
 
 def test_what_is_exposed_is_shared_out_among_the_collectives():
