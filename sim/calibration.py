@@ -145,6 +145,9 @@ class MemoryFigures(BaseModel):
     model_config = _STRICT
     context: Fact[Bytes] = Field(description="driver and communicators, outside the framework's allocator")
     reserve: Fact[Bytes] = Field(description="what the allocator reserves above the peak of its tensors")
+    reserve_share: Fact[Fraction] | None = Field(
+        default=None, description="what it reserves on top of that, of the activations and working sets at the peak"
+    )
 
 
 class StepFigures(BaseModel):
@@ -153,6 +156,10 @@ class StepFigures(BaseModel):
     model_config = _STRICT
     overhead: Fact[Seconds] = Field(description="host work and waiting at the end of each step")
     hop_overhead: Fact[Seconds] = Field(description="the same, for each boundary between pipeline stages")
+    dispatch: Fact[Seconds] | None = Field(
+        default=None,
+        description="host time to hand one kernel or collective to the device; absent where it never shows",
+    )
 
 
 class Residual(BaseModel):
