@@ -43,6 +43,37 @@ class TileLaw(BaseModel):
     columns: Fact[Whole]
     units: Fact[Whole] = Field(description="compute units that share the tiles")
     k_half: Fact[Size] = Field(description="inner dimension at which half of the rate is lost")
+    fp8_k_half: Fact[Size] | None = Field(default=None, description="the same in fp8, where it differs")
+    smallest: Fact[Whole] | None = Field(
+        default=None, description="side of the smallest tile; left out: there is none but the largest"
+    )
+    intensity_half: Fact[Size] | None = Field(
+        default=None, description="multiply-adds for each element read at which a tile loses half of the rate"
+    )
+    group_rows: Fact[Size] | None = Field(
+        default=None, description="rows by which each matrix of a grouped product costs more than it has"
+    )
+
+
+class PassFigures(BaseModel):
+    """Fused attention, one pass."""
+
+    model_config = _STRICT
+    share: Fact[Fraction] = Field(description="executed FLOP, of the peak, at a head width of 128 with many blocks")
+    fill: Fact[Size] | None = Field(
+        default=None, description="blocks of 128 queries a unit at which the pass takes twice as long as with many"
+    )
+    wide: Fact[Fraction] | None = Field(default=None, description="share of that left at head widths above 128")
+
+
+class AttentionFigures(BaseModel):
+    """Achieved rates of fused attention."""
+
+    model_config = _STRICT
+    forward: PassFigures
+    backward: PassFigures
+    width_half: Fact[Size] | None = Field(default=None, description="head width at which half of the rate is lost")
+    pad: Fact[Whole] | None = Field(default=None, description="head widths are filled up to a multiple of this")
 
 
 class ComputeFigures(BaseModel):
@@ -51,7 +82,7 @@ class ComputeFigures(BaseModel):
     model_config = _STRICT
     gemm_fraction: dict[Precision, Fact[Fraction]] = Field(description="large matrix product, of the peak")
     gemm_tile: TileLaw
-    attention_fraction: Fact[Fraction] = Field(description="fused attention, executed FLOP, of the peak")
+    attention: AttentionFigures
     memory_fraction: Fact[Fraction] = Field(description="element-wise work, of the memory bandwidth")
     launch: Fact[Seconds] = Field(description="gap in front of each kernel")
     overlap_slowdown: Fact[Slowdown] | None = Field(
