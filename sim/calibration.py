@@ -193,7 +193,8 @@ class StepFigures(BaseModel):
     overhead: Fact[Seconds] = Field(description="host work and waiting at the end of each step")
     hop_overhead: Fact[Seconds] = Field(description="the same, for each boundary between pipeline stages")
     dispatch: Fact[Seconds] | None = Field(
-        default=None, description="host time to hand one kernel or collective to the device; absent where it never shows"
+        default=None,
+        description="host time to hand one kernel or collective to the device; absent where it never shows",
     )
 
 

@@ -52,7 +52,7 @@ def home_rank(scenario: Scenario, virtual_stage: int) -> int:
     if layout.vpp == 1:
         return virtual_stage
     rank, _ = scenario.schedule.home(virtual_stage, layout.pp, layout.vpp)
-    return rank
+    return int(rank)
 
 
 def embedding_copied(scenario: Scenario) -> bool:
@@ -64,7 +64,8 @@ def embedding_copied(scenario: Scenario) -> bool:
 def rank_parameters(scenario: Scenario, virtual_stage: int) -> RankParameters:
     """Parameters of one rank of a virtual stage.
 
-    The last one holds its own copy of a tied embedding, and the layers for further tokens. Where the first and the last virtual stage share a rank, as in V-shaped schedules, there is one copy.
+    The last one holds its own copy of a tied embedding, and the layers for further tokens. Where the first and
+    the last share a rank, as in V-shaped schedules, there is one copy.
     """
     model, layout = scenario.model, scenario.layout
     layers = layout.layers_by_virtual_stage(model.layers)
@@ -215,8 +216,7 @@ def gathers_in_pass(scenario: Scenario) -> bool:
 
 def reduces_in_pass(scenario: Scenario) -> bool:
     """Whether each micro-batch's backward reduces its gradients; else they are reduced once a step."""
-    layout, reduce = scenario.layout, scenario.framework.reduce
-    return layout.zero in reduce.each_micro_batch and layout.zero > 0 and (layout.pp == 1 or reduce.each_in_pipeline)
+    return scenario.framework.reduce.in_pass(scenario.layout.zero, scenario.layout.pp)
 
 
 # --- what is exchanged at the end of a step -------------------------------------------------------------------------

@@ -101,7 +101,7 @@ ONE_MISTAKE = [
     ({"training__global_batch": 65}, [], ["global_batch=65", "2 x 4 = 8", "64, 72"]),
     ({"training__global_batch": 4}, [], ["global_batch=4", "8"]),
     ({"layout__vpp": 2}, [], ["vpp=2", "not simulated yet", "vpp=1"]),
-    ({"layout__zero": 3}, [], ["zero=3", "zero=1"]),
+    ({"layout__zero": 3}, [], ["zero=3", "zero=0, 1", "fsdp2"]),
     ({"layout__sequence_parallel": True}, [], ["not simulated yet"]),
     ({"layout__schedule": "zb-h3"}, [], ["zb-h3", "did you mean zb-h1?", ".csv"]),
     ({"layout__schedule": "zb-v"}, [], ["layout.vpp", "vpp=1", "zb-v; it can be 2"]),

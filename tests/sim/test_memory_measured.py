@@ -52,7 +52,7 @@ ONE_NODE = [  # model, layout, tokens of a sequence, GiB of the largest rank
 
 
 def scenario(*overrides):
-    return load_scenario("h100-llama-3-8b", ["machine=dgx-h100", "layout=", *overrides])
+    return load_scenario("h100-llama-3-8b", ["machine=dgx-h100", "layout={}", *overrides])
 
 
 def peaks(asked):
