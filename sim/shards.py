@@ -77,6 +77,7 @@ def rank_parameters(scenario: Scenario, virtual_stage: int) -> RankParameters:
     if virtual_stage == 0:
         dense += model.rank_embedding_parameters(layout.tp, scenario.training.seq_len)
     if virtual_stage == layout.virtual_stages - 1:
+        count += model.mtp_share(layout.tp, layout.ep, layout.etp)
         dense += model.rank_final_norm_parameters()
         if not model.tied or embedding_copied(scenario):
             dense += head_parameters(scenario)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -176,3 +178,48 @@ def test_a_spec_of_the_wrong_form_is_refused(spec):
 def test_everything_wrong_is_said_at_once():
     said = refused("frontier", 8, 2, 1, order="x", device_order=[1], groups=3)
     assert said.startswith("3 problems")
+
+
+expert_cuts = st.tuples(
+    st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]), st.integers(1, 3)
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(ORDERS), expert_cuts, st.integers(1, 3))
+def test_expert_groups_share_out_the_ranks_of_each_stage(order, cut, pp):
+    """Expert, tensor and copy ranks are three axes of a stage: groups of two kinds meet in one rank."""
+    ep, etp, more, copies = cut
+    tp, dp = etp * more, ep * copies
+    placement = Placement(tp, dp, pp, 8, order=order)
+    stages = {int(device): stage for stage, part in enumerate(placement.grid()) for device in part.reshape(-1)}
+    kinds = [
+        (ep, placement.expert_groups(ep, etp)),
+        (etp, placement.expert_tensor_groups(etp)),
+        (tp * dp // (ep * etp), placement.expert_data_groups(ep, etp)),
+    ]
+    for size, groups in kinds:
+        assert groups.shape == (tp * dp * pp // size, size)
+        assert sorted(groups.reshape(-1).tolist()) == list(range(tp * dp * pp))
+        assert all(len({stages[int(device)] for device in group}) == 1 for group in groups)
+    sets = [[frozenset(row) for row in groups.tolist()] for _, groups in kinds]
+    for first, second in itertools.combinations(sets, 2):
+        assert all(len(one & other) <= 1 for one in first for other in second)
+
+
+@given(expert_cuts)
+def test_experts_cut_as_the_rest_are_spread_over_neighbouring_replicas(cut):
+    ep, tp, _, copies = cut
+    placement = Placement(tp, ep * copies, 2, 8)
+    groups = {tuple(row) for row in placement.expert_groups(ep, tp).tolist()}
+    assert groups == {tuple(row) for row in placement.replica_groups(ep).tolist()}
+    data = {tuple(row) for row in placement.expert_data_groups(ep, tp).tolist()}
+    assert data == {tuple(row) for row in placement.replica_groups(copies, ep).tolist()}
+
+
+def test_context_and_expert_groups_that_leave_a_node_are_told():
+    machine = load_machine("dgx-h100")
+    said = crossings(placed(machine, 8, 4, 1), machine, cp=2, ep=4)
+    assert "context-parallel groups span 2 nodes" in said[1]
+    assert "expert-parallel groups span 4 nodes" in said[2]
+    assert not [one for one in crossings(placed(machine, 2, 4, 1), machine, cp=2, ep=4) if "expert" in one]
