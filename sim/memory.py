@@ -19,7 +19,7 @@ from ..scenarios.model import RankParameters
 from ..scenarios.result import Memory, MemoryParts, StageMemory, Verdict
 from ..scenarios.scenario import Scenario
 from ..scenarios.schedules import BACKWARD, FORWARD, INPUT_GRAD, KINDS, WEIGHT_GRAD, load_schedule
-from .activations import Sizes, Step, backward_bytes, deferred_bytes, kept_bytes, layer_steps
+from .activations import Sizes, Step, backward_bytes, deferred_bytes, kept_bytes, layer_steps, unit_elements
 from .calibration import Calibration
 from .costs import JobCost
 from .memory_states import StateSizes, gathers, state_sizes
@@ -91,7 +91,12 @@ def chunk_bytes(scenario: Scenario, stage: int, layers: Sequence[int], mode: str
     layer_work = max((work - sum(kept[at + 1 :]) for at, work in enumerate(works)), default=0.0)
     start, head_kept, head_work = _ends(scenario, stage, sizes)
     held = sum(kept) + start
-    words = sizes.vocab * model.hidden * sizes.element
+    words = float(sizes.vocab * model.hidden)
+    ends = float(sizes.element) * words if stage == 0 else 0.0
+    if gathers(scenario):  # the gradient of a unit as it is made, and as it is sent
+        each = sizes.element + scenario.framework.reduce.bytes[training.precision]
+        layer_work += each * max(unit_elements(steps) for steps in stage_steps(scenario, layers))
+        ends = each * words * ((stage == 0) + (stage == layout.virtual_stages - 1))
     return ChunkBytes(
         kept=held + head_kept,
         deferred=sum(splits) + head_kept,
@@ -100,7 +105,7 @@ def chunk_bytes(scenario: Scenario, stage: int, layers: Sequence[int], mode: str
         + max(sizes.routed_rows * model.hidden * sizes.element * 2 if model.has_experts(n) else 0.0 for n in layers),
         head_work=head_work,
         layer_work=layer_work - head_kept,
-        last_work=(words if stage == 0 and not gathers(scenario) else 0.0) - held - head_kept,
+        last_work=ends - held - head_kept,
         weight_work=max(weights, default=0.0),
     )
 
@@ -119,27 +124,32 @@ def _ends(scenario: Scenario, stage: int, sizes: Sizes) -> tuple[float, float, f
     kept_logit, work_logit = (sizes.element, 0) if habits.fused_loss else (LOSS_BYTES, LOSS_BYTES + sizes.element)
     heads = 1 + model.mtp_layers
     kept = heads * (2.0 * sizes.hidden + kept_logit * sizes.logits)  # final norm's input and output, and the loss
-    words = 0.0 if gathers(scenario) else float(sizes.vocab * model.hidden * sizes.element)
+    words = float(sizes.vocab * model.hidden * sizes.element)
     gather = sizes.gathered if layout.sequence_parallel and layout.tp > 1 and not habits.gather_buffer else 0.0
     return start, kept, float(sizes.logits * work_logit) + words + sizes.gathered + gather
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The highest level of activations on a rank, what of it is held for a backward, and the action it comes in."""
+    """The highest level of activations on a rank, what of it is held for a backward, and the action it comes in.
+
+    ``absent`` are gradients that the states count and that are not made yet.
+    """
 
     level: float
     held: float
     index: int
+    absent: float = 0.0
 
 
-def peak_of(codes: Sequence[int], micro_batches: int, chunks: Sequence[ChunkBytes]) -> Peak:
+def peak_of(codes: Sequence[int], micro_batches: int, chunks: Sequence[ChunkBytes], absent: float = 0.0) -> Peak:
     """The highest level of activations on a rank; of several equal ones the first.
 
     Args:
         codes: Its actions in order.
         micro_batches: Micro-batches of a step.
         chunks: What its virtual stages hold, by chunk.
+        absent: Gradients that are there from the end of the first backward only.
     """
     code = np.asarray(codes)
     kind, chunk = code % KINDS, code // KINDS // micro_batches
@@ -155,18 +165,19 @@ def peak_of(codes: Sequence[int], micro_batches: int, chunks: Sequence[ChunkByte
     before = after - change
     backward = (kind == BACKWARD) | (kind == INPUT_GRAD)
     phases = (
-        (kind == FORWARD, after, of("forward_work")),
-        (backward, before, of("head_work")),
-        (backward, before, of("layer_work")),
-        (backward, before, of("last_work")),
-        (kind == WEIGHT_GRAD, before, of("weight_work")),
+        (kind == FORWARD, after, of("forward_work"), absent),
+        (backward, before, of("head_work"), absent),
+        (backward, before, of("layer_work"), absent),
+        (backward, before, of("last_work"), 0.0),
+        (kind == WEIGHT_GRAD, before, of("weight_work"), 0.0),
     )
-    best = Peak(-1.0, 0.0, 0)
-    for when, held, work in phases:
-        level = np.where(when, held + work, -1.0)
+    best = Peak(-np.inf, 0.0, 0)
+    for when, held, work, missing in phases:
+        level = np.where(when, held + work - missing, -np.inf)
         index = int(np.argmax(level))
         if level[index] > best.level:
-            best = Peak(float(level[index]), float(min(held[index], level[index])), index)
+            stays = float(min(held[index], held[index] + work[index]))
+            best = Peak(float(level[index]), stays, index, missing)
     return best
 
 
@@ -189,7 +200,8 @@ def rank_memory(
     stages = [stage for stage, _ in plan]
     steps = stage_steps(scenario, [layer for _, layers in plan for layer in layers])
     states = state_sizes(scenario, total, steps, head=last in stages, first=0 in stages)
-    return states, peak_of(codes, scenario.micro_batches, chunks)
+    once = scenario.framework.memory.gradients_freed and len(codes) == 2  # one forward, one backward
+    return states, peak_of(codes, scenario.micro_batches, chunks, states.gradients if once else 0.0)
 
 
 def _mode(stage: int, rank: int, modes: Sequence[str]) -> int:
@@ -219,6 +231,7 @@ def memory_of(
     """
     parameters = [each.parameters for each in cost.stages]
     capacity, context = scenario.machine.device.memory_bytes, calibration.memory.context.value
+    freed = scenario.framework.memory.gradients_freed
     stages = []
     needs = []
     for rank, codes in enumerate(program.table):
@@ -227,10 +240,11 @@ def memory_of(
         during = _named(codes[peak.index], scenario.micro_batches)
         at = starts[peak.index] if starts else 0.0
         if states.optimizer_work > states.units + peak.level:
-            peak, during, at = Peak(states.optimizer_work - states.units, 0.0, 0), "optimizer", timeline.free[rank]
+            peak = Peak(states.optimizer_work - states.units, 0.0, 0)
+            during, at = "optimizer", timeline.free[rank]
         working = states.units + peak.level
         top = states.total + working
-        needs.append(top + reserve_bytes(calibration, working))
+        needs.append(top + reserve_bytes(calibration, working + peak.absent))
         reserved = max(top, min(needs[-1], capacity - context))
         stages.append(
             StageMemory(
@@ -242,12 +256,12 @@ def memory_of(
                 peak_during=during,
                 parts=MemoryParts(
                     parameters=states.parameters,
-                    gradients=states.gradients,
+                    gradients=states.gradients - peak.absent,
                     optimizer=states.optimizer,
                     activations=peak.held,
-                    buffers=states.buffers + working - peak.held,
+                    buffers=states.buffers + working + peak.absent - peak.held,
                 ),
-                between_steps_bytes=states.total,
+                between_steps_bytes=states.total - (states.gradients if freed else 0.0),
             )
         )
     worst = max(range(len(stages)), key=lambda rank: stages[rank].peak_bytes)

@@ -30,7 +30,7 @@ class StateSizes:
         gradients: Gradients and their accumulation, or this rank's shard.
         optimizer: Optimizer state of this rank.
         buffers: What else stays allocated.
-        units: Weights and gradients of sharded units while they are whole; there during the passes only.
+        units: Weights of sharded units while they are whole; there during the passes only.
         optimizer_work: What only the optimizer's step takes.
     """
 
@@ -102,10 +102,10 @@ def state_sizes(
 
 
 def _units(scenario: Scenario, parameters: RankParameters, layers: Sequence[Sequence[Step]], ends: int) -> float:
-    """The weights and gradients of sharded units that are whole at once.
+    """The weights of sharded units that are whole at once.
 
-    The largest unit and those gathered ahead of it, or all of them where none is given up between the passes;
-    the gradient of one as it is made and as it is sent, or of all where the last micro-batch reduces them.
+    The largest unit and those gathered ahead of it, or all of them where none is given up between the passes; and
+    the gradients of all where the last micro-batch of a pipeline reduces them.
     """
     layout, training, reduce = scenario.layout, scenario.training, scenario.framework.reduce
     element = float(ELEMENT_BYTES[training.precision])
@@ -118,4 +118,4 @@ def _units(scenario: Scenario, parameters: RankParameters, layers: Sequence[Sequ
     whole = element * sum(units[: 1 + layout.prefetch]) if given_up else everything
     sent = reduce.bytes[training.precision]
     once = layout.pp > 1 and not reduce.each_in_pipeline
-    return whole + (element + sent) * units[0] + (sent * parameters.total if once else 0.0)
+    return whole + (sent * parameters.total if once else 0.0)
