@@ -17,6 +17,7 @@ from exatwin.sim.calibration import (
     default_calibration,
     load_calibration,
 )
+from exatwin.sim.devices import with_device
 from exatwin.topology.errors import InputError
 from exatwin.topology.facts import facts_in
 from exatwin.topology.machine import load_machine, machine_names
@@ -118,7 +119,9 @@ def test_a_fit_of_as_many_figures_as_rows_says_nothing_of_the_error():
 
 # Files that are wrong
 
-GOOD = yaml.safe_load((resources.files("exatwin.sim") / "calibrations" / "mi250x-rccl.yaml").read_text())
+GOOD = with_device(
+    yaml.safe_load((resources.files("exatwin.sim") / "calibrations" / "mi250x-rccl.yaml").read_text()), "mi250x-rccl"
+)
 GONE = object()
 
 

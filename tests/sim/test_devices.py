@@ -48,7 +48,7 @@ def test_a_figure_is_replaced_whole():
 
 
 def test_a_calibration_that_holds_its_own_figures_stays_as_it_is():
-    whole = document("calibrations", "mi250x-rccl")
+    whole = with_device(document("calibrations", "mi250x-rccl"), "whole")
     assert with_device(whole, "mine") == whole
 
 
