@@ -25,7 +25,8 @@ from exatwin.scenarios.schedules import (
 from exatwin.sim import engine, recurrence, screen
 from exatwin.sim.fast_1f1b import play_1f1b
 from exatwin.sim.network import TrafficClasses
-from exatwin.sim.timeline import Exchange, Lane, Program, Step, Tail, TailTimes, Timeline
+from exatwin.sim.tail import Exchange, Tail, TailTimes
+from exatwin.sim.timeline import Lane, Program, Step, Timeline
 from exatwin.topology.errors import InputError
 
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
@@ -94,8 +95,8 @@ def program_of(
 
     return Program(
         table=table or code_table(SCHEDULES[schedule], stages, micro_batches),
-        forward_s=each(forward, stages),
-        backward_s=each(backward, stages),
+        forward_s=tuple((seconds,) for seconds in each(forward, stages)),
+        backward_s=tuple((seconds,) for seconds in each(backward, stages)),
         up_s=each(up, stages - 1),
         down_s=each(down, stages - 1),
         latency_s=each(latency, stages - 1),
@@ -118,6 +119,11 @@ def tail_of(stages, *, embedding=0.0, reduce=0.0, gather=0.0, latency=0.0, barri
         optimizer_s=(optimizer,) * stages,
         overhead_s=overhead,
     )
+
+
+def scaled(seconds, factor):
+    """Seconds by boundary, or by rank and chunk, times a factor."""
+    return tuple(factor * value if isinstance(value, float) else scaled(value, factor) for value in seconds)
 
 
 def same(one, other, rel=1e-9):
@@ -290,7 +296,7 @@ def test_a_step_is_never_shorter_than_the_work_of_any_stage(step):
     program, tail = step
     played = play_recurrence(program, tail, traffic_of(program.stages))
     for stage, starts in enumerate(played.timeline.start):
-        work = program.micro_batches * (program.forward_s[stage] + program.backward_s[stage])
+        work = program.worked(stage)
         assert played.tail.step_s >= (work + tail.optimizer_s[stage] + tail.overhead_s) * (1 - 1e-12)
         assert len(starts) == 2 * program.micro_batches
         assert starts == sorted(starts)
@@ -299,7 +305,7 @@ def test_a_step_is_never_shorter_than_the_work_of_any_stage(step):
 @given(steps(), st.sampled_from(["forward_s", "backward_s", "up_s", "down_s", "latency_s"]))
 def test_a_slower_part_never_makes_a_quiet_step_shorter(step, part):
     program, tail = step
-    slower = replace(program, **{part: tuple(1.5 * value for value in getattr(program, part))})
+    slower = replace(program, **{part: scaled(getattr(program, part), 1.5)})
     quiet = traffic_of(program.stages)
     before = play_recurrence(program, tail, quiet).tail.step_s
     assert play_recurrence(slower, tail, quiet).tail.step_s >= before * (1 - 1e-12)
@@ -393,7 +399,7 @@ def crowded_steps(draw, message_share=4.0, apart=False):
     weights = [{kind: draw(weight)} if apart else draw(st.dictionaries(row, weight)) for kind in range(messages)]
     weights += [draw(st.dictionaries(row, weight)) for _ in range(stages + 1)]
     capacity = tuple(draw(st.sampled_from([0.5, 1.0, 2.0])) for _ in range(rows))
-    longest = message_share * min(program.forward_s)
+    longest = message_share * min(program.forward_s)[0]
     length = st.one_of(st.just(0.0), st.floats(longest / 100, longest))
     up, down = (tuple(draw(length) for _ in range(stages - 1)) for _ in range(2))
     blocking = replace(program, up_s=up, down_s=down, send_blocks=True)
@@ -406,7 +412,7 @@ def test_a_stage_is_free_once_its_work_and_its_messages_are_done(step):
     for play in (play_des, play_exact):
         timeline = play(program, tail, traffic).timeline
         for stage, starts in enumerate(timeline.start):
-            work = program.micro_batches * (program.forward_s[stage] + program.backward_s[stage])
+            work = program.worked(stage)
             assert timeline.free[stage] >= (work + timeline.held_s[stage]) * (1 - 1e-9)
             assert starts == sorted(starts)
 
@@ -423,8 +429,9 @@ def test_messages_that_share_take_at_least_their_time_alone(step):
 def test_des_is_exact_where_messages_share_with_rings_alone(step):
     """Of what is under way at the cut nothing outlasts the last backward here, after which the first ring starts."""
     program, tail, traffic = step
-    longest = max(program.forward_s + program.backward_s) + max((0.0, *program.up_s, *program.down_s))
-    program = replace(program, backward_s=(*program.backward_s[:-1], longest))
+    (longest,) = max(program.forward_s + program.backward_s)
+    longest += max((0.0, *program.up_s, *program.down_s))
+    program = replace(program, backward_s=(*program.backward_s[:-1], (longest,)))
     assert same(play_des(program, tail, traffic), play_exact(program, tail, traffic))
 
 
