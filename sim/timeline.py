@@ -154,7 +154,7 @@ class Program:
         unit, kind = divmod(code, KINDS)
         seconds = self.slots[rank][unit // self.micro_batches * KINDS + kind].seconds
         if self.jitter is not None:
-            seconds *= float(self.jitter[rank, unit, kind != FORWARD])
+            seconds *= float(self.jitter[rank, unit, int(kind != FORWARD)])
         if self.extra_s:
             seconds += self.extra_s.get((rank, code), 0.0)
         return seconds
