@@ -364,29 +364,49 @@ def _schedule_names() -> list[str]:
 
 
 def _schedules(found: list[str], screen: Screen) -> Sequence[RenderableType]:
-    return spaced(part for name in found for part in [group(_schedule(name).view(screen))])
+    return spaced([*(group(_schedule(name).view(screen)) for name in found), indented(_SLOTS, "dim")])
+
+
+_SLOTS = (
+    "F forward, B backward, I and W its halves (gradient of the input, of the weights), and the micro-batch; "
+    "a slot is a forward, a half, or half a backward; small letters: a rank's second stage; dots: it waits"
+)
 
 
 def _schedule(name: str) -> Shown:
-    from ..scenarios.schedules import SCHEDULES, in_flight, schedule_table, to_csv
+    from ..scenarios.schedules import in_flight, load_schedule, picture, schedule_table, to_csv
 
-    if name not in SCHEDULES:
-        raise input_error(f"no schedule of that name{nearest(name, SCHEDULES)}", where=name)
-    schedule = SCHEDULES[name]
-    stages, micro_batches = 4, 6
-    table = schedule_table(schedule, stages, micro_batches)
+    schedule = load_schedule(name)
+    ranks, micro_batches = schedule.shape or (3, 6)
+    table = schedule_table(schedule, ranks, micro_batches)
+    drawn = picture(table) if ranks * micro_batches <= 1000 else []  # beyond that nobody reads it
+    if schedule.shape is None and len(drawn[0]) > 78:  # columns of a narrow terminal
+        micro_batches = 3
+        table = schedule_table(schedule, ranks, micro_batches)
+        drawn = picture(table)
     about = " ".join((type(schedule).__doc__ or "").split("\n\n")[0].split())
     document = {
         "name": name,
         "about": about,
-        "example": {"stages": stages, "micro_batches": micro_batches, "csv": to_csv(table)},
+        "virtual_stages_a_rank": list(schedule.chunks) if schedule.chunks else f"{schedule.least_chunks} or more",
+        "splits_backward": schedule.splits_backward,
+        "example": {
+            "ranks": ranks,
+            "micro_batches": micro_batches,
+            "virtual_stages_a_rank": schedule.least_chunks,
+            "passes_in_flight": [in_flight(row) for row in table],
+            "csv": to_csv(table),
+        },
     }
 
     def view(screen: Screen) -> Sequence[RenderableType]:
         held = ", ".join(str(in_flight(row)) for row in table)
-        rows = [indented(" ".join(f"{action.kind}{action.micro_batch}" for action in row)) for row in table]
-        note = f"{stages} stages, {micro_batches} micro-batches; the stages hold at most {held} micro-batches at once"
-        return [Text(name, style="bold"), indented(about), *rows, indented(note, "dim")]
+        each = counted(schedule.least_chunks, "stage")
+        note = (
+            f"{counted(ranks, 'rank')} of {each}, {micro_batches:,} micro-batches; "
+            f"the ranks hold at most {held} passes at once"
+        )
+        return [Text(name, style="bold"), indented(about), *map(indented, drawn), indented(note, "dim")]
 
     return Shown(document, view)
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidat
 from ..topology.errors import input_error, nearest, nearest_numbers
 from .fields import Count, Flag, Natural, Recompute, Text
 from .model import divisors
-from .schedules import SCHEDULES
+from .schedules import SCHEDULES, is_file, load_schedule
 
 _RECOMPUTE: tuple[str, ...] = get_args(Recompute)
 
@@ -84,7 +84,7 @@ class Layout(BaseModel):
     schedule: Text = Field(
         default="1f1b",
         description="pipeline schedule, or the path of a CSV table",
-        json_schema_extra={"enum": list(SCHEDULES)},
+        json_schema_extra={"anyOf": [{"enum": list(SCHEDULES)}, {"pattern": r"\.[cC][sS][vV]$"}]},
     )
     sequence_parallel: Flag = False
     recompute: RecomputeField = "none"
@@ -95,13 +95,15 @@ class Layout(BaseModel):
         default=None, description="layers of each stage that are recomputed; left out: all"
     )
     flash_attention: Flag = Field(default=True, description="attention that never writes its weights to memory")
-    stage_layers: tuple[Count, ...] | None = Field(default=None, description="layers of each stage, where uneven")
+    stage_layers: tuple[Count, ...] | None = Field(
+        default=None, description="layers of each stage where uneven, in the order of the model: pp x vpp entries"
+    )
 
     @field_validator("schedule")
     @classmethod
     def _schedule_is_known(cls, value: str) -> str:
-        if value not in SCHEDULES:
-            raise ValueError(f"unknown schedule {value[:40]!r}{nearest(value[:40], SCHEDULES)}")
+        if value not in SCHEDULES and not is_file(value):
+            raise ValueError(f"unknown schedule {value[:40]!r}{nearest(value[:40], SCHEDULES)}; or give a .csv file")
         return value
 
     @field_validator("stage_layers", mode="before")
@@ -116,10 +118,15 @@ class Layout(BaseModel):
         """Devices that hold one replica: tp x pp x cp."""
         return self.tp * self.pp * self.cp
 
-    def layers_by_stage(self, layers: int) -> tuple[int, ...]:
-        """Layers of each pipeline stage.
+    @property
+    def virtual_stages(self) -> int:
+        """Stages of the pipeline, each a slice of the layers: pp x vpp."""
+        return self.pp * self.vpp
 
-        >>> Layout(pp=4).layers_by_stage(48)
+    def layers_by_virtual_stage(self, layers: int) -> tuple[int, ...]:
+        """Layers of each virtual stage, in the order of the model.
+
+        >>> Layout(pp=2, vpp=2).layers_by_virtual_stage(48)
         (12, 12, 12, 12)
 
         Raises:
@@ -127,10 +134,28 @@ class Layout(BaseModel):
         """
         if self.stage_layers is not None:
             return self.stage_layers
-        if layers % self.pp:
-            choices = nearest_numbers(self.pp, divisors(layers))
-            raise input_error(f"pp={self.pp} does not divide {layers} layers; pp can be {choices}", field="layout.pp")
-        return (layers // self.pp,) * self.pp
+        if layers % self.virtual_stages:
+            across, choices = even_choices(self, layers)
+            raise input_error(f"{across} does not divide {layers} layers; pp can be {choices}", field="layout.pp")
+        return (layers // self.virtual_stages,) * self.virtual_stages
+
+    def layers_by_stage(self, layers: int) -> tuple[int, ...]:
+        """Layers of each pipeline rank, all its virtual stages together.
+
+        >>> Layout(pp=4).layers_by_stage(48)
+        (12, 12, 12, 12)
+        >>> Layout(pp=2, vpp=2, schedule="zb-v", stage_layers=(1, 2, 3, 4)).layers_by_stage(10)
+        (5, 5)
+
+        Raises:
+            InputError: As `layers_by_virtual_stage`.
+        """
+        each = self.layers_by_virtual_stage(layers)
+        if self.vpp == 1:
+            return each
+        schedule = load_schedule(self.schedule)
+        stages = [[schedule.stage_of(rank, chunk, self.pp) for chunk in range(self.vpp)] for rank in range(self.pp)]
+        return tuple(sum(each[stage] for stage in mine) for mine in stages)
 
     def recompute_by_stage(self) -> tuple[Recompute, ...]:
         """What each stage recomputes.
@@ -141,3 +166,15 @@ class Layout(BaseModel):
         if isinstance(self.recompute, tuple):
             return self.recompute
         return (self.recompute,) * self.pp
+
+
+def even_choices(layout: Layout, layers: int) -> tuple[str, str]:
+    """The degrees that cut the layers into stages, in words, and the ``pp`` that would cut them evenly.
+
+    >>> even_choices(Layout(pp=3, vpp=2), 8)
+    ('pp x vpp = 3 x 2 = 6', '1, 2, 4')
+    """
+    pp, vpp = layout.pp, layout.vpp
+    across = f"pp={pp}" if vpp == 1 else f"pp x vpp = {pp} x {vpp} = {pp * vpp}"
+    valid = [n // vpp for n in divisors(layers) if n % vpp == 0]
+    return across, nearest_numbers(pp, valid) or f"no number with vpp={vpp}"

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..topology.errors import Problem, nearest_numbers
+from ..topology.errors import InputError, Problem, nearest_numbers
 from ..topology.machine import Machine
 from .framework import Framework
-from .layout import Layout
+from .layout import Layout, even_choices
 from .model import Model, divisors
+from .reading import within
+from .schedules import load_schedule, misfits
 from .training import Training
 
 MOST_ACTIONS = 20_000_000  # forwards and backwards of a step; the largest published run has 205,000
@@ -36,7 +38,7 @@ class Parts:
 def model_rules(parts: Parts) -> list[Problem]:
     """Model against layout: what tensor and pipeline parallelism can cut."""
     model, layout = parts.model, parts.layout
-    problems = [] if layout is None else _not_simulated(layout)
+    problems = [] if layout is None else [*_not_simulated(layout), *_schedule_rules(layout)]
     if model is None or layout is None:
         return problems
     problems += _tensor_rules(model, layout.tp, parts.framework)
@@ -93,14 +95,17 @@ def _kv_heads_allow(tp: int, kv_heads: int, framework: Framework) -> bool:
 
 
 def _stage_rules(layers: int, name: str, layout: Layout) -> list[Problem]:
-    pp, given = layout.pp, layout.stage_layers
+    """How the layers are cut into pp x vpp stages."""
+    stages, given = layout.virtual_stages, layout.stage_layers
+    across, choices = even_choices(layout, layers)
     if given is not None:
         problems = []
-        if len(given) != pp:
+        if len(given) != stages:
+            also = f" or set pp={len(given) // layout.vpp}" if len(given) % layout.vpp == 0 else ""
             problems.append(
                 Problem(
                     "layout.stage_layers",
-                    f"has {len(given)} entries for pp={pp} stages; give {pp} entries or set pp={len(given)}",
+                    f"has {len(given)} entries for {across} stages; give {stages} entries{also}",
                 )
             )
         if sum(given) != layers:
@@ -111,18 +116,44 @@ def _stage_rules(layers: int, name: str, layout: Layout) -> list[Problem]:
                 )
             )
         return problems
-    if pp > layers:
-        choices = nearest_numbers(pp, divisors(layers))
+    if stages > layers:
         return [
-            Problem("layout.pp", f"pp={pp} has more stages than the {layers} layers of {name}; pp can be {choices}")
+            Problem("layout.pp", f"{across} has more stages than the {layers} layers of {name}; pp can be {choices}")
         ]
-    if layers % (pp * layout.vpp):
-        across = f"pp={pp}" if layout.vpp == 1 else f"pp x vpp = {pp} x {layout.vpp} = {pp * layout.vpp}"
-        choices = nearest_numbers(pp, [n // layout.vpp for n in divisors(layers) if n % layout.vpp == 0] or [1])
+    if layers % stages:
         return [
             Problem(
                 "layout.pp",
                 f"{across} does not divide the {layers} layers of {name}; pp can be {choices}, or give stage_layers",
+            )
+        ]
+    return []
+
+
+def _schedule_rules(layout: Layout) -> list[Problem]:
+    """Schedule against the ranks and virtual stages of the pipeline; its file, where it is one."""
+    try:
+        return misfits(load_schedule(layout.schedule), layout.pp, layout.vpp)
+    except InputError as error:
+        return within(error, "layout.schedule")
+
+
+def _step_rules(layout: Layout, micro_batches: int) -> list[Problem]:
+    """Schedule against the micro-batches of a step."""
+    try:
+        schedule = load_schedule(layout.schedule)
+    except InputError:
+        return []  # said by _schedule_rules
+    problems = misfits(schedule, layout.pp, layout.vpp, micro_batches)
+    if problems:
+        return [problem for problem in problems if problem.field == "training.global_batch"]
+    passes = (3 if schedule.splits_backward else 2) * layout.virtual_stages * micro_batches
+    if passes > MOST_ACTIONS:
+        return [
+            Problem(
+                "training.global_batch",
+                f"a step of {micro_batches} micro-batches on {layout.virtual_stages} stages has {passes} passes; "
+                f"at most {MOST_ACTIONS} are simulated",
             )
         ]
     return []
@@ -169,16 +200,7 @@ def batch_rules(parts: Parts) -> list[Problem]:
                 f"nearest batches: {', '.join(map(str, near))}{also}",
             )
         ]
-    actions = 2 * layout.pp * (batch // each)
-    if actions > MOST_ACTIONS:
-        return [
-            Problem(
-                "training.global_batch",
-                f"a step of {batch // each} micro-batches on {layout.pp} stages has {actions} passes; "
-                f"at most {MOST_ACTIONS} are simulated",
-            )
-        ]
-    return []
+    return _step_rules(layout, batch // each)
 
 
 def precision_rules(parts: Parts) -> list[Problem]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -27,6 +28,7 @@ from .overrides import apply_overrides
 from .perturb import Perturbations
 from .reading import beside, bundled, read, refuse_monsters, within
 from .rules import Parts, batch_rules, device_rules, model_rules, precision_rules
+from .schedules import Schedule, is_file, load_schedule
 from .training import Training
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -98,6 +100,11 @@ class Scenario:
     def dp(self) -> int:
         """Data-parallel replicas."""
         return self.layout.dp or self.devices // self.layout.model_parallel
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """What ``layout.schedule`` names."""
+        return load_schedule(self.layout.schedule)
 
     @property
     def micro_batches(self) -> int:
@@ -180,6 +187,11 @@ def scenario_from_document(
     for key in ("machine", "model", "framework", "calibration"):
         if isinstance(fields.get(key), str):
             fields[key] = beside(fields[key], folder)
+    layout = fields.get("layout")
+    if folder is not None and isinstance(layout, dict) and isinstance(layout.get("schedule"), str):
+        name = layout["schedule"].strip()
+        if is_file(name) and not name.startswith("~"):
+            layout["schedule"] = str(folder / name)
     if overrides:
         apply_overrides(fields, overrides, where, ScenarioFile.model_fields)
         where = " ".join([where, *(f"--set {option}" for option in overrides)])
@@ -255,6 +267,11 @@ def scenario_warnings(scenario: Scenario) -> tuple[str, ...]:
             f"{scenario.micro_batches} micro-batches a replica never fill {layout.pp} stages; "
             f"global_batch = micro_batch x dp x micro-batches = "
             f"{layout.micro_batch} x {scenario.dp} x {scenario.micro_batches}"
+        )
+    if layout.vpp > 1 and scenario.micro_batches % layout.pp and scenario.schedule.name in ("1f1b", "interleaved"):
+        warnings.append(
+            f"{scenario.micro_batches} micro-batches a replica are no multiple of pp={layout.pp}; "
+            "Megatron-LM runs no interleaved step of that size"
         )
     if layout.zero and scenario.dp == 1:
         warnings.append(f"zero={layout.zero} shards nothing with dp=1")
