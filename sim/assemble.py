@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..scenarios.scenario import Scenario
-from ..scenarios.schedules import KINDS, SCHEDULES, code_table
+from ..scenarios.schedules import KINDS, code_table
 from ..topology.errors import input_error
 from . import shards
 from .calibration import Calibration
@@ -29,8 +29,8 @@ def build_step(scenario: Scenario, calibration: Calibration, cost: JobCost, traf
         InputError: If a step has more actions than can be held.
     """
     layout, lanes = scenario.layout, len(traffic.lanes)
-    schedule = SCHEDULES[layout.schedule]
-    splits = getattr(schedule, "splits_backward", False)
+    schedule = scenario.schedule
+    splits = schedule.splits_backward
     actions = (3 if splits else 2) * layout.pp * layout.vpp * scenario.micro_batches * lanes
     if actions > MOST_ACTIONS:
         raise input_error(
@@ -39,7 +39,7 @@ def build_step(scenario: Scenario, calibration: Calibration, cost: JobCost, traf
             f" layout.micro_batch",
             field="training.global_batch",
         )
-    table = code_table(schedule, layout.pp, scenario.micro_batches)
+    table = code_table(schedule, layout.pp, scenario.micro_batches, layout.vpp)
     played = tuple(_lane(scenario, cost, traffic, lane, table, splits=splits) for lane in traffic.lanes)
     tail = _tail(scenario, calibration, cost, traffic, played[0].program)
     if tail.slowdown > 1.0 and tail.reduce_pieces:
@@ -130,7 +130,7 @@ def _slowdown(calibration: Calibration) -> float:
 def _parts(scenario: Scenario, cost: JobCost, placed: StageTable) -> list[list[Parts]]:
     """What each chunk of each rank holds."""
     layout, model = scenario.layout, scenario.model
-    layers = layout.layers_by_stage(model.layers)
+    layers = layout.layers_by_virtual_stage(model.layers)
     last = len(cost.stages) - 1
     embedding = model.rank_embedding_parameters(layout.tp, scenario.training.seq_len)
     head = shards.head_parameters(scenario)

@@ -179,7 +179,7 @@ class _Answer:
             times.append(
                 StageTime(
                     stage=rank,
-                    layers=sum(layers[stage] for stage in stages),
+                    layers=layers[rank],
                     forward_s=sum(cost.forward.total_s for cost in costs),
                     backward_s=sum(cost.backward.total_s for cost in costs),
                     busy_s=program.worked(rank) + timeline.held_s[rank],

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..scenarios.schedules import BACKWARD, FORWARD, KINDS
+from ..scenarios.schedules import BACKWARD, FORWARD, INPUT_GRAD, KINDS, WEIGHT_GRAD
 from ..topology.errors import input_error
 from .fast_1f1b import play_1f1b
 from .network import TrafficClasses
 from .tail import Gate, Tail, TailTimes, alone_s, gates_of, gathered_s
-from .timeline import INPUT_GRAD, WEIGHT_GRAD, Lane, Played, Program, Step, Timeline
+from .timeline import Lane, Played, Program, Step, Timeline
 
 NOT_YET = -1.0
 Gates = Sequence[dict[int, Gate]]  # of each rank, by chunk

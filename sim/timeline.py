@@ -15,14 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..scenarios.schedules import BACKWARD, FORWARD, KINDS
+from ..scenarios.schedules import BACKWARD, FORWARD, INPUT_GRAD, KINDS, LETTERS, WEIGHT_GRAD
 from .tail import Tail, TailTimes
 
 Floats = npt.NDArray[np.float64]
 Hop = tuple[int, int]  # from one pipeline rank to another
-
-INPUT_GRAD, WEIGHT_GRAD = 2, 3  # the halves of a backward
-LETTERS = "FBIW"
 
 
 class Slot(NamedTuple):

@@ -12,8 +12,8 @@ StageTable = tuple[tuple[int, ...], ...]
 
 def stage_table(scenario: Scenario) -> StageTable:
     """Virtual stage of each pipeline rank's chunks."""
-    ranks, chunks = scenario.layout.pp, scenario.layout.vpp
-    return tuple(tuple(chunk * ranks + rank for chunk in range(chunks)) for rank in range(ranks))
+    ranks, chunks, schedule = scenario.layout.pp, scenario.layout.vpp, scenario.schedule
+    return tuple(tuple(schedule.stage_of(rank, chunk, ranks) for chunk in range(chunks)) for rank in range(ranks))
 
 
 def rank_of(placed: StageTable) -> list[int]:
