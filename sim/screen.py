@@ -4,10 +4,10 @@ A pipeline of p ranks and m micro-batches takes ``(m - 1) x the slowest rank's s
 slots of the fill``. A slot is forward, backward and the messages that hold a rank up.
 What fills and drains is a slot of each rank, for equal ranks the ``(m + p - 1)`` slots of
 Narayanan et al. 2021, arXiv 2104.04473, section 2.2; with v chunks a rank a v-th of it
-(the same, section 2.2.2); and where backwards are parted, less
-the weight gradients that fill the gaps (Qi et al. 2023, arXiv 2401.10241,
-table 1, and 2024, arXiv 2405.15362, for V shapes). Left out: waits between unequal
-neighbours in the middle of the step, jitter, and whatever contention does.
+(the same, section 2.2.2); and where backwards are parted a forward and an input gradient
+less the weight gradient that fills the gap (Qi et al. 2023, arXiv 2401.10241, table 2), in
+V shapes of one chunk. Left out: waits between unequal neighbours in the middle of the
+step, jitter, and whatever contention does.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from .network import TrafficClasses
 from .recurrence import Gates, close_step
 from .tail import gates_of, gathered_s
 from .timeline import Played, Program, Step, Timeline
-
-_FILLING = {"zb-h1": 2, "zb-v": 3, "dualpipe-v": 2}  # weight gradients that stand in each gap of the fill
 
 
 def play(step: Step, classes: TrafficClasses) -> Played:
@@ -34,8 +32,7 @@ def _pipeline(program: Program, gates: Gates) -> Timeline:
     slots = [sum(program.forward_s[rank]) + sum(program.backward_s[rank]) + held[rank] for rank in range(ranks)]
     fills = [slot / chunks for slot in slots]
     if program.splits:
-        filling = _FILLING.get(program.schedule, 2) / chunks
-        fills = [max(0.0, fill - filling * sum(program.weight_s[rank])) for rank, fill in enumerate(fills)]
+        fills = [max(0.0, fill - 2 * sum(program.weight_s[rank]) / chunks) for rank, fill in enumerate(fills)]
     travel = sum(
         2 * latency + (0.0 if program.send_blocks else up + down)
         for latency, up, down in zip(program.latency_s, program.up_s, program.down_s, strict=True)
