@@ -102,8 +102,7 @@ def _weight(stage: StageCost) -> PassCost:
 def _tail(scenario: Scenario, calibration: Calibration, cost: JobCost, traffic: Traffic, program: Program) -> Tail:
     figures, step, layout = calibration.network, calibration.step, scenario.layout
     ranks = layout.tp * layout.pp
-    slowest = [min(lane.speed[stage] for lane in traffic.lanes) for stage in range(len(cost.stages))]
-    optimizer_s = [stage.optimizer_s / speed for stage, speed in zip(cost.stages, slowest, strict=True)]
+    slowest = [min(lane.speed[rank] for lane in traffic.lanes) for rank in range(layout.pp)]
     parts = _parts(scenario, cost, traffic.placed)
     reduces, gathers = any(traffic.reduce), any(traffic.gather)
     return Tail(
@@ -112,7 +111,10 @@ def _tail(scenario: Scenario, calibration: Calibration, cost: JobCost, traffic: 
         gather=traffic.gather,
         # One number over the model-parallel ranks: a ring would take 2 (n - 1) steps, a tree 2 log2 n.
         barrier_s=figures.base.value + 2 * (ranks - 1).bit_length() * figures.fabric_hop.value if ranks > 1 else 0.0,
-        optimizer_s=tuple(sum(optimizer_s[stage] for stage in row) for row in traffic.placed),
+        optimizer_s=tuple(
+            sum(cost.stages[stage].optimizer_s for stage in row) / speed
+            for row, speed in zip(traffic.placed, slowest, strict=True)
+        ),
         overhead_s=step.overhead.value + (layout.pp - 1) * step.hop_overhead.value,
         embedding_ranks=ends_of(traffic.placed),
         reduce_pieces=_gradients(parts, program) if layout.overlap_grad_reduce and reduces else (),

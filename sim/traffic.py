@@ -30,7 +30,7 @@ from .perturb import Damage, damage_of
 from .replica_buffers import ReplicaBuffer, after_backward, after_optimizer, replica_groups_of
 from .tail import Collective, Exchange
 from .timeline import Hop, flows_of
-from .virtual_stages import StageTable, ends_of, hops_around, rank_of, stage_table
+from .virtual_stages import StageTable, ends_of, hops_around, stage_table
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -47,8 +47,8 @@ class LaneTraffic:
         up: Classes of the messages from a pipeline rank to the next, a boundary.
         down: Classes of the messages back, a boundary.
         embedding: The reduction between the two copies of a tied embedding; empty where there is one copy.
-        speed: Of the slowest device of a virtual stage, of the others' speed.
-        tensor_rate: Bytes/s over each edge of the tensor-parallel rings of a virtual stage.
+        speed: Of the slowest device of a pipeline rank, of the others' speed.
+        tensor_rate: Bytes/s over each edge of the tensor-parallel rings of a pipeline rank.
         around: Classes of the messages between ranks that are not neighbours.
     """
 
@@ -188,7 +188,6 @@ class _Builder:
         reduce = self._over_replicas(after_backward(scenario), rings)
         gather = self._over_replicas(after_optimizer(scenario), rings)
         folded, use = self.classes.fold(damage.capacity)
-        of_stage = rank_of(self.placed)
         return Traffic(
             classes=folded,
             lanes=tuple(
@@ -197,8 +196,8 @@ class _Builder:
                     up=tuple(up[number].values()),
                     down=tuple(down[number].values()),
                     embedding=embedding[number],
-                    speed=tuple(float(damage.speed[grid[rank, list(replicas)]].min()) for rank in of_stage),
-                    tensor_rate=tuple(float(tensor_rates[rank, list(replicas)].min()) for rank in of_stage),
+                    speed=tuple(float(damage.speed[grid[rank, list(replicas)]].min()) for rank in range(ranks)),
+                    tensor_rate=tuple(float(tensor_rates[rank, list(replicas)].min()) for rank in range(ranks)),
                     around=around[number],
                 )
                 for number, replicas in enumerate(lanes)

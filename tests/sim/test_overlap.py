@@ -68,7 +68,7 @@ def test_weights_gathered_beside_the_first_forward_cost_what_it_cannot_hide(play
 
 @every_player
 def test_a_rank_that_waits_for_its_first_forward_gathers_meanwhile(play):
-    """Rank 3 begins at 3 s at the earliest, so that 3 s of gathering cost it nothing; rank 0 is 2 s and a third late."""
+    """Rank 3 begins at 3 s at the earliest, so gathering costs it nothing; rank 0 is 2 s and a third late."""
     tail = replace(tail_of(4, gather=3.0), gather_pieces=(needs(3),) * 4)
     program = program_of(4, 8, forward=1.0)
     late = play(program, tail, traffic_of(4))
