@@ -201,9 +201,11 @@ def _load_model(name: str) -> Any:
 def _model(name: str) -> Shown:
     model = _load_model(name)
     count = model.parameters()
-    parts = {part: getattr(count, part) for part in ("embedding", "positions", "layers", "final_norm", "head", "total")}
+    names = ("embedding", "positions", "layers", "final_norm", "head", *(["mtp"] if model.mtp_layers else []), "total")
+    parts = {part: getattr(count, part) for part in names}
     layer = model.layer_parameters()
-    document = {**model.model_dump(mode="json", exclude_none=True), "parameters": parts}
+    active = {"active_parameters": model.active_parameters()} if model.is_moe else {}
+    document = {**model.model_dump(mode="json", exclude_none=True), "parameters": parts, **active}
 
     def view(screen: Screen) -> Sequence[RenderableType]:
         kind = [
@@ -212,17 +214,37 @@ def _model(name: str) -> Shown:
             f"MLP {model.ffn:,}{' gated' if model.gated else ''}, {model.positions} positions, {model.norm} norm, "
             f"{'with' if model.bias else 'no'} biases, {'tied' if model.tied else 'untied'} head, "
             f"vocabulary {model.vocab:,}",
+            *_experts(model),
         ]
         table = plain_table("part", "parameters", "share")
         for part, value in parts.items():
             table.add_row(part.replace("_", " "), f"{value:,}", percent(value / count.total))
-        per_layer = f"one layer: attention {layer.attention:,}, MLP {layer.mlp:,}, norms {layer.norms:,}"
+        experts = (
+            f"router and shared {layer.mlp:,}, experts {layer.experts:,}" if layer.experts else f"MLP {layer.mlp:,}"
+        )
+        per_layer = f"one layer: attention {layer.attention:,}, {experts}, norms {layer.norms:,}"
         padded = f"the vocabulary padded to {model.padded_vocab():,} for tp 1; a wider tp pads it further"
         source = [indented(f"source {model.source}", "dim")] if model.source else []
         head = [Text(model.name, style="bold"), *(indented(line) for line in kind), *source]
         return spaced([group(head), table, group([indented(per_layer), indented(padded, "dim")])])
 
     return Shown(document, view)
+
+
+def _experts(model: Any) -> list[str]:
+    """A line on the experts, where there are any, and on latent attention."""
+    lines = []
+    if model.is_moe:
+        with_experts = sum(model.has_experts(layer) for layer in range(model.layers))
+        shared = f", {model.shared_experts} shared" if model.shared_experts else ""
+        lines.append(
+            f"{model.experts} experts of {model.expert_width:,} in {with_experts} layers, {model.top_k} for a token"
+            f"{shared}; a token passes {parameter_words(model.active_parameters())}"
+        )
+    if model.kv_rank:
+        queries = f", queries of {model.q_rank:,}" if model.q_rank else ""
+        lines.append(f"latent attention: keys and values of {model.kv_rank:,}{queries}, rotary part {model.rope_dim}")
+    return lines
 
 
 # --- scenarios -----------------------------------------------------------------------------------------------------

@@ -76,7 +76,9 @@ def placement_words(scenario: Scenario) -> list[str]:
     elif spec.nodes != "contiguous":
         said.append("nodes as listed")
     said += [f"torus {'x'.join(map(str, spec.shape))}"] if spec.shape else []
-    return [*([", ".join(said)] if said else []), *crossings(placement_of(scenario), scenario.machine)]
+    layout = scenario.layout
+    leaving = crossings(placement_of(scenario), scenario.machine, layout.cp, layout.ep, layout.etp)
+    return [*([", ".join(said)] if said else []), *leaving]
 
 
 def perturbation_words(scenario: Scenario) -> list[str]:

@@ -2,21 +2,30 @@
 
 Frameworks differ where people are surprised: one keeps gradients twice, another
 sends them in 2 bytes, a third splits pipeline messages over the tensor-parallel
-ranks. Each is a file of facts; copy one to describe your own.
+ranks, a fourth reduces them for each micro-batch. Each is a file of facts; copy one to describe your own.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ..topology.errors import input_error
 from ..topology.files import build
 from .fields import BytesEach, Flag, Precision, Text
+from .memory_habits import MemoryHabits
 from .reading import bundled, read
 
 KvHeadsRule = Literal["divides", "multiple_or_divisor"]
+ZeroStages = tuple[Literal[0, 1, 2, 3], ...]
+
+
+def _with_fp8(value: Any) -> Any:
+    """Figures by precision; those of fp8 are those of bf16 where not said, for only matrix products differ."""
+    if isinstance(value, dict) and "bf16" in value and "fp8" not in value:
+        return value | {"fp8": value["bf16"]}
+    return value
 
 
 class StateBytes(BaseModel):
@@ -24,7 +33,7 @@ class StateBytes(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    weight: BytesEach = Field(description="the weight that the layers compute with")
+    weight: BytesEach = Field(description="the weight that the layers compute with, where it stays between passes")
     gradient: BytesEach = Field(description="the gradient that backward writes")
     accumulation: BytesEach = Field(description="a second gradient, where micro-batches add up; or 0")
     optimizer: BytesEach = Field(description="master weight and Adam's two moments: what ZeRO-1 shards")
@@ -35,13 +44,48 @@ class StateBytes(BaseModel):
         return self.weight + self.gradient + self.accumulation + self.optimizer
 
 
+BytesByPrecision = Annotated[dict[Precision, BytesEach], BeforeValidator(_with_fp8)]
+
+
 class Reduce(BaseModel):
     """How the data-parallel gradients travel."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    collective: Literal["all_reduce", "reduce_scatter"]
-    bytes: dict[Precision, BytesEach] = Field(description="bytes an element on the wire")
+    collective: Literal["all_reduce", "reduce_scatter"] = Field(
+        description="how ZeRO-1 and 2 sum; without ZeRO it is an all-reduce, with ZeRO-3 a reduce-scatter"
+    )
+    bytes: BytesByPrecision = Field(description="bytes an element on the wire")
+    as_accumulated: Flag = Field(
+        default=False, description="gradients travel in what training.accumulate_fp32 says, where it says something"
+    )
+    each_micro_batch: ZeroStages = Field(
+        default=(2, 3), description="ZeRO stages at which each micro-batch's gradients are reduced by themselves"
+    )
+    each_in_pipeline: Flag = Field(
+        default=False, description="those stages do so between pipeline stages too; else once, after the last"
+    )
+    overlapped: ZeroStages = Field(
+        default=(3,), description="ZeRO stages that reduce beside the backward whatever layout.overlap_grad_reduce says"
+    )
+
+
+class Sharding(BaseModel):
+    """What ZeRO stages a framework has, and when it gathers the weights that they shard."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stages: ZeroStages = Field(default=(0, 1), min_length=1, description="ZeRO stages that it has")
+    pipeline_stages: ZeroStages = Field(default=(0, 1), min_length=1, description="those it has with pp > 1")
+    gather_in_pass: ZeroStages = Field(
+        default=(3,), description="ZeRO stages at which each forward gathers its weights; others gather once a step"
+    )
+    gather_bytes: BytesByPrecision | None = Field(
+        default=None, description="bytes a gathered weight; left out: as the layers compute"
+    )
+    keeps_last: Flag = Field(
+        default=True, description="the last unit of a forward stays gathered for the backward that follows at once"
+    )
 
 
 class Pipeline(BaseModel):
@@ -62,15 +106,23 @@ class Framework(BaseModel):
     title: Text | None = None
     source: Text
     note: Text | None = None
-    states: dict[Precision, StateBytes] = Field(min_length=1, description="bytes a parameter, by precision")
+    states: Annotated[dict[Precision, StateBytes], BeforeValidator(_with_fp8)] = Field(
+        min_length=1, description="bytes a parameter, by precision; fp8 left out: as bf16"
+    )
     reduce: Reduce
-    tied_reduce_bytes: dict[Precision, BytesEach] = Field(description="bytes an element of the tied gradient")
+    sharding: Sharding = Field(default_factory=Sharding, description="its ZeRO stages")
+    tied_reduce_bytes: BytesByPrecision = Field(description="bytes an element of the tied gradient")
     tied_copy: Literal["words", "embedding"] = Field(
         default="words",
         description="what the last stage copies where the head is tied: the words, or the whole embedding",
     )
     pipeline: Pipeline
+    memory: MemoryHabits = Field(default_factory=MemoryHabits, description="what its kernels keep")
     kv_heads: KvHeadsRule = Field(description="tp must divide the kv heads, or may also be a multiple of them")
+    overlap_tensor_grads: Flag = Field(
+        default=False,
+        description="in the backward of a column-parallel weight, collectives run beside the products",
+    )
 
     @property
     def precisions(self) -> tuple[Precision, ...]:

@@ -1,152 +1,48 @@
-"""What is trained: a dense decoder-only transformer, and what its parts weigh.
+"""What is trained: a decoder-only transformer, dense or with experts, and what its parts weigh.
 
-Parameter counts are exact. Those of one rank follow Megatron's tensor
-parallelism: a column-parallel matrix is cut with its bias, a row-parallel
-matrix is cut and its bias is not, norms are on every rank.
+Parameter counts are exact; `weights` lists what a layer is made of and how ranks share it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
-
-from ..topology.errors import input_error, nearest_numbers
 from ..topology.files import build
-from .fields import Count, Derived, Extent, Flag, Natural, Text
+from .huggingface import is_config, model_fields
+from .model_fields import ModelFields, divisors
 from .reading import bundled, read
+from .weights import (
+    LayerParameters,
+    ParameterCount,
+    RankParameters,
+    Weight,
+    by_part,
+    layer_weights,
+    mtp_weights,
+    rank_share,
+    token_share,
+)
+
+__all__ = [
+    "LayerParameters",
+    "Model",
+    "ParameterCount",
+    "RankParameters",
+    "divisors",
+    "load_model",
+    "model_document",
+    "model_names",
+]
 
 
-@dataclass(frozen=True)
-class LayerParameters:
-    """Parameters of one transformer layer of the whole model, biases included."""
+class Model(ModelFields):
+    """A decoder-only transformer: its fields, and the parameters they make.
 
-    attention: int
-    mlp: int
-    norms: int
-
-    @property
-    def total(self) -> int:
-        """All of the layer."""
-        return self.attention + self.mlp + self.norms
-
-
-@dataclass(frozen=True)
-class ParameterCount:
-    """Parameters of the whole model by part; ``head`` is 0 where it is tied to the embedding."""
-
-    embedding: int
-    positions: int
-    layers: int
-    final_norm: int
-    head: int
-
-    @property
-    def total(self) -> int:
-        """All parts, each counted once."""
-        return self.embedding + self.positions + self.layers + self.final_norm + self.head
-
-
-@dataclass(frozen=True)
-class RankParameters:
-    """Parameters on one rank: ``dense`` are alike on all replicas, ``expert`` on those that hold the same experts."""
-
-    dense: int
-    expert: int = 0
-
-    @property
-    def total(self) -> int:
-        """Both kinds."""
-        return self.dense + self.expert
-
-    def __add__(self, other: RankParameters) -> RankParameters:
-        return RankParameters(self.dense + other.dense, self.expert + other.expert)
-
-
-class Model(BaseModel):
-    """A dense decoder-only transformer.
-
-    Fields left out: ``kv_heads`` is ``heads``, ``head_dim`` is ``hidden / heads``,
-    ``ffn`` is ``4 x hidden``; after validation they are numbers.
+    Fields left out: ``kv_heads`` is ``heads``, ``head_dim`` is ``hidden / heads``, ``ffn`` is ``4 x hidden``,
+    ``expert_ffn`` is ``ffn``, ``v_head_dim`` is ``head_dim - rope_dim``; after validation they are numbers where
+    the model has such parts.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: Text = "inline"
-    layers: Count = Field(description="transformer layers")
-    hidden: Count = Field(description="width of the residual stream")
-    heads: Count = Field(description="attention heads")
-    kv_heads: Derived = Field(default=None, validate_default=True, description="key and value heads; left out: heads")
-    head_dim: Derived = Field(
-        default=None, validate_default=True, description="width of a head; left out: hidden / heads"
-    )
-    ffn: Derived = Field(default=None, validate_default=True, description="width of the MLP; left out: 4 x hidden")
-    vocab: Extent = Field(description="tokens in the vocabulary, before padding")
-    vocab_multiple: Count = Field(default=128, description="the vocabulary is padded to a multiple of this x tp")
-    gated: Flag = Field(default=False, description="a gated MLP (SwiGLU): three matrices in place of two")
-    tied: Flag = Field(default=True, description="the output head shares the word embedding")
-    positions: Literal["learned", "rotary", "alibi"] = "learned"
-    max_positions: Extent | None = Field(
-        default=None, description="learned positions; left out: the training's seq_len"
-    )
-    norm: Literal["layer", "rms"] = "layer"
-    bias: Flag = Field(default=True, description="linear layers carry biases")
-    qkv_bias: Flag = Field(default=False, description="the query, key and value projections alone carry biases")
-    qk_norm: Flag = Field(default=False, description="queries and keys are normed by head")
-    parallel_blocks: Flag = Field(default=False, description="attention and MLP read the same input, as in Falcon")
-    embedding_norm: Flag = Field(default=False, description="a norm follows the embedding, as in BLOOM")
-    experts: Count | None = Field(default=None, description="routed experts of a mixture-of-experts layer")
-    top_k: Count | None = Field(default=None, description="routed experts that a token goes through")
-    expert_ffn: Extent | None = Field(default=None, description="width of one expert's MLP; left out: ffn")
-    shared_experts: Natural = Field(default=0, description="experts that every token goes through")
-    shared_ffn: Extent | None = Field(
-        default=None, description="width of all shared experts together; left out: shared_experts x expert_ffn"
-    )
-    shared_gate: Flag = Field(default=False, description="the shared experts' output is gated, as in Qwen2-MoE")
-    dense_layers: Natural = Field(default=0, description="first layers that have a plain MLP of width ffn")
-    moe_every: Count = Field(default=1, description="one layer in so many has experts")
-    kv_rank: Extent | None = Field(
-        default=None, description="latent attention: width of the compressed keys and values"
-    )
-    q_rank: Extent | None = Field(default=None, description="latent attention: width of the compressed queries")
-    rope_dim: Extent | None = Field(default=None, description="latent attention: rotary part of a query or key head")
-    v_head_dim: Extent | None = Field(default=None, description="latent attention: width of a value head")
-    mtp_layers: Natural = Field(default=0, description="layers that predict further tokens ahead, as in DeepSeek-V3")
-    source: Text | None = None
-    note: Text | None = None
-
-    @field_validator("kv_heads", mode="before")
-    @classmethod
-    def _default_kv_heads(cls, value: Any, info: ValidationInfo) -> Any:
-        return info.data.get("heads", 1) if value is None else value
-
-    @field_validator("kv_heads")
-    @classmethod
-    def _kv_heads_divide_heads(cls, value: int, info: ValidationInfo) -> int:
-        heads = info.data.get("heads")
-        if heads is not None and heads % value:
-            choices = nearest_numbers(value, divisors(heads))
-            raise ValueError(f"kv_heads={value} does not divide heads={heads}; kv_heads can be {choices}")
-        return value
-
-    @field_validator("head_dim", mode="before")
-    @classmethod
-    def _default_head_dim(cls, value: Any, info: ValidationInfo) -> Any:
-        if value is not None:
-            return value
-        hidden, heads = info.data.get("hidden"), info.data.get("heads")
-        if hidden is None or heads is None:
-            return 1  # those fields have their own message
-        if hidden % heads:
-            choices = nearest_numbers(heads, divisors(hidden))
-            raise ValueError(f"heads={heads} does not divide hidden={hidden}; heads can be {choices}, or give head_dim")
-        return hidden // heads
-
-    @field_validator("ffn", mode="before")
-    @classmethod
-    def _default_ffn(cls, value: Any, info: ValidationInfo) -> Any:
-        return 4 * info.data.get("hidden", 1) if value is None else value
 
     def padded_vocab(self, tp: int = 1) -> int:
         """Rows of the word embedding: the vocabulary padded to a multiple of ``vocab_multiple x tp``.
@@ -157,25 +53,26 @@ class Model(BaseModel):
         multiple = self.vocab_multiple * tp
         return -(-self.vocab // multiple) * multiple
 
-    def layer_parameters(self) -> LayerParameters:
-        """One layer of the whole model.
+    def layer_weights(self, layer: int = -1) -> list[Weight]:
+        """Every weight of a layer, with its part and its cut; the last layer where none is named."""
+        return layer_weights(self, self.has_experts(layer))
+
+    def layer_parameters(self, layer: int = -1) -> LayerParameters:
+        """One layer of the whole model; the last, which has experts if any has, where none is named.
 
         >>> Model(layers=96, hidden=12288, heads=96, vocab=50257).layer_parameters().total
         1812099072
         """
-        query, key_value = self.heads * self.head_dim, 2 * self.kv_heads * self.head_dim
-        wide = (2 if self.gated else 1) * self.ffn
-        attention = self.hidden * (query + key_value) + query * self.hidden
-        mlp = self.hidden * wide + self.ffn * self.hidden
-        if self.bias:
-            attention += query + key_value + self.hidden
-            mlp += wide + self.hidden
-        return LayerParameters(attention=attention, mlp=mlp, norms=2 * self.norm_parameters)
+        return by_part(self.layer_weights(layer))
 
     @property
     def norm_parameters(self) -> int:
         """One norm: weight and bias, or the weight alone."""
-        return (2 if self.norm == "layer" else 1) * self.hidden
+        return self.norm_width(self.hidden)
+
+    def norm_width(self, width: int) -> int:
+        """Parameters of a norm over so many elements."""
+        return (2 if self.norm == "layer" and self.norm_bias else 1) * width
 
     def position_parameters(self, seq_len: int | None = None) -> int:
         """Learned positions; 0 for other kinds, and where neither the model nor ``seq_len`` says how many."""
@@ -191,31 +88,67 @@ class Model(BaseModel):
         >>> llama.parameters().total
         8030261248
         """
-        words = self.padded_vocab(tp) * self.hidden
+        return self._count(tp, seq_len, lambda weights: by_part(weights).total)
+
+    def active_parameters(self, tp: int = 1, seq_len: int | None = None) -> int:
+        """Parameters that one token passes through: of the routed experts, ``top_k``; all else in full.
+
+        >>> load_model("mixtral-8x7b").active_parameters()
+        12879925248
+        """
+        return self._count(tp, seq_len, lambda weights: token_share(weights, self)).total
+
+    def _count(self, tp: int, seq_len: int | None, of: Callable[[list[Weight]], int]) -> ParameterCount:
+        with_experts = sum(self.has_experts(layer) for layer in range(self.layers))
+        plain, routed = of(layer_weights(self, False)), of(layer_weights(self, True)) if with_experts else 0
+        rows = self.padded_vocab(tp)
+        words = rows * self.hidden
         return ParameterCount(
             embedding=words + (self.norm_parameters if self.embedding_norm else 0),
             positions=self.position_parameters(seq_len),
-            layers=self.layers * self.layer_parameters().total,
+            layers=with_experts * routed + (self.layers - with_experts) * plain,
             final_norm=self.norm_parameters,
-            head=0 if self.tied else words,
+            head=(0 if self.tied else words) + (rows if self.head_bias else 0),
+            mtp=self.mtp_layers * of(self.layer_weights() + mtp_weights(self)) if self.mtp_layers else 0,
         )
+
+    def matrix_parameters(self, layer: int = -1) -> int:
+        """Elements of a layer's matrices that a token is multiplied by; twice that is its FLOP forward,
+        beside those of attention itself."""
+        return token_share(self.layer_weights(layer), self, matrices=True)
 
     def rank_kv_heads(self, tp: int) -> int:
         """Key and value heads on one rank; with more ranks than heads each rank holds a copy of one."""
         return -(-self.kv_heads // tp)
 
-    def rank_layer_parameters(self, tp: int) -> int:
-        """One layer on one tensor-parallel rank.
+    def layer_share(self, layer: int, tp: int, ep: int = 1, etp: int | None = None) -> RankParameters:
+        """One layer on one rank.
+
+        Args:
+            layer: Which, from 0.
+            tp: Tensor-parallel degree of all but the experts.
+            ep: Ranks that the experts are spread over.
+            etp: Tensor-parallel degree of the experts; left out: tp.
+
+        >>> load_model("mixtral-8x7b").layer_share(0, tp=2, ep=4)
+        RankParameters(dense=21012480, expert=176160768)
+        """
+        return rank_share(self.layer_weights(layer), self, tp, ep, tp if etp is None else etp)
+
+    def mtp_share(self, tp: int, ep: int = 1, etp: int | None = None) -> RankParameters:
+        """All layers for further tokens, on one rank of the stage that holds them (Megatron: the last)."""
+        if not self.mtp_layers:
+            return RankParameters(0)
+        weights = (self.layer_weights() + mtp_weights(self)) * self.mtp_layers
+        return rank_share(weights, self, tp, ep, tp if etp is None else etp)
+
+    def rank_layer_parameters(self, tp: int, layer: int = 0) -> int:
+        """One layer on one tensor-parallel rank, with all of its experts.
 
         >>> Model(layers=96, hidden=12288, heads=96, vocab=50257).rank_layer_parameters(tp=4)
         453080064
         """
-        query, key_value = self.heads * self.head_dim // tp, 2 * self.rank_kv_heads(tp) * self.head_dim
-        ffn = self.ffn // tp
-        wide = (2 if self.gated else 1) * ffn
-        matrices = self.hidden * (query + key_value) + query * self.hidden + self.hidden * wide + ffn * self.hidden
-        biases = query + key_value + wide + 2 * self.hidden if self.bias else 0
-        return matrices + biases + 2 * self.norm_parameters
+        return self.layer_share(layer, tp).total
 
     def rank_embedding_parameters(self, tp: int, seq_len: int | None = None) -> int:
         """The embedding on one rank of the first stage: its shard of the words, all positions, the embedding norm."""
@@ -235,23 +168,14 @@ class Model(BaseModel):
             whole_embedding: The tied copy is that of the whole embedding, with positions and
                 embedding norm, as DeepSpeed's pipeline makes it; else the words alone.
         """
+        bias = self.padded_vocab(tp) // tp if self.head_bias else 0
         if self.tied and whole_embedding:
-            return self.rank_embedding_parameters(tp, seq_len)
-        return self.rank_word_parameters(tp)
+            return self.rank_embedding_parameters(tp, seq_len) + bias
+        return self.rank_word_parameters(tp) + bias
 
     def rank_final_norm_parameters(self) -> int:
         """The norm before the head, the same on every rank of the last stage."""
         return self.norm_parameters
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors, in order.
-
-    >>> divisors(12)
-    [1, 2, 3, 4, 6, 12]
-    """
-    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
-    return small + [number // n for n in reversed(small) if n * n != number]
 
 
 def model_names() -> list[str]:
@@ -275,10 +199,4 @@ def load_model(name_or_path: str) -> Model:
 def model_document(name_or_path: str) -> tuple[dict[str, Any], str]:
     """The fields of a model by name or path, not yet validated, and the name for its errors."""
     document, where = read(name_or_path, "models", "model")
-    if "architectures" in document or "model_type" in document:
-        raise input_error(
-            "is a Hugging Face config.json, which is not read yet; write its fields as a model: "
-            "layers, hidden, heads, kv_heads, ffn, vocab, gated, tied, positions, norm, bias",
-            where=where,
-        )
-    return document, where
+    return (model_fields(document, where) if is_config(document) else document), where

@@ -120,6 +120,7 @@ class StageMemory:
         stage: Pipeline stage.
         peak_bytes: What the framework calls max allocated.
         reserved_bytes: What its allocator is expected to hold at that peak.
+        device_bytes: What the device's driver shows as taken: the allocator's and what lies outside it.
         peak_s: When in the step the peak comes.
         peak_during: The action under way then, such as ``backward of micro-batch 3``.
         parts: What the peak is made of.
@@ -129,6 +130,7 @@ class StageMemory:
     stage: int
     peak_bytes: float
     reserved_bytes: float
+    device_bytes: float
     peak_s: float
     peak_during: str
     parts: MemoryParts
@@ -139,12 +141,14 @@ class StageMemory:
 class Memory:
     """The verdict for the whole layout and each stage behind it.
 
-    ``context_bytes`` (driver, communicators) lies outside the framework's allocator.
+    ``context_bytes`` (driver, communicators) lies outside the framework's allocator; ``reserve_bytes`` is what
+    the allocator usually holds above the peak of its tensors, which a layout must have room for to fit.
     """
 
     verdict: Verdict
     capacity_bytes: float
     context_bytes: float
+    reserve_bytes: float
     stages: tuple[StageMemory, ...]
 
     @property

@@ -15,6 +15,7 @@ from ..topology.machine import Machine
 from .framework import Framework
 from .layout import Layout, even_choices
 from .model import Model, divisors
+from .parallel_rules import expert_rules, sequence_rules
 from .reading import within
 from .schedules import load_schedule, misfits
 from .training import Training
@@ -38,11 +39,14 @@ class Parts:
 def model_rules(parts: Parts) -> list[Problem]:
     """Model against layout: what tensor and pipeline parallelism can cut."""
     model, layout = parts.model, parts.layout
-    problems = [] if layout is None else [*_not_simulated(layout), *_schedule_rules(layout)]
+    problems = [] if layout is None else _schedule_rules(layout)
+    if layout is not None and parts.training is not None:
+        problems += sequence_rules(model, parts.training, layout)
     if model is None or layout is None:
         return problems
     problems += _tensor_rules(model, layout.tp, parts.framework)
     problems += _stage_rules(model.layers, model.name, layout)
+    problems += expert_rules(model, layout, _replicas(parts, layout))
     if isinstance(layout.recompute, tuple) and len(layout.recompute) != layout.pp:
         problems.append(
             Problem(
@@ -159,35 +163,15 @@ def _step_rules(layout: Layout, micro_batches: int) -> list[Problem]:
     return []
 
 
-def _not_simulated(layout: Layout) -> list[Problem]:
-    """What a file may say and no simulation can do yet."""
-    problems = [
-        Problem(f"layout.{key}", f"{key}={getattr(layout, key)} is not simulated yet ({what}); there is {key}=1")
-        for key, what in (("vpp", "interleaved stages"), ("cp", "context parallelism"), ("ep", "expert parallelism"))
-        if getattr(layout, key) > 1
-    ]
-    if layout.zero > 1:
-        problems.append(Problem("layout.zero", f"zero={layout.zero} is not simulated yet; there is zero=0 and zero=1"))
-    if layout.sequence_parallel:
-        problems.append(
-            Problem("layout.sequence_parallel", "sequence parallelism is not simulated yet; there is false")
-        )
-    return problems
-
-
 def batch_rules(parts: Parts) -> list[Problem]:
     """Batch = micro-batch x micro-batches x replicas."""
     training, layout = parts.training, parts.layout
     if training is None or layout is None:
         return []
-    dp = layout.dp
-    if dp is None:
-        devices = parts.devices or (
-            parts.nodes * parts.machine.devices_per_node if parts.nodes and parts.machine else None
-        )
-        if devices is None or devices % layout.model_parallel:
-            return []
-        dp = devices // layout.model_parallel
+    replicas = _replicas(parts, layout)
+    if replicas is None:
+        return []
+    dp = replicas // layout.cp
     batch, each = training.global_batch, layout.micro_batch * dp
     if batch % each:
         near = sorted({max(batch // each, 1) * each, (batch // each + 1) * each})
@@ -201,6 +185,16 @@ def batch_rules(parts: Parts) -> list[Problem]:
             )
         ]
     return _step_rules(layout, batch // each)
+
+
+def _replicas(parts: Parts, layout: Layout) -> int | None:
+    """dp x cp, where the devices or dp say it."""
+    if layout.dp is not None:
+        return layout.dp * layout.cp
+    devices = parts.devices or (parts.nodes * parts.machine.devices_per_node if parts.nodes and parts.machine else None)
+    if devices is None or devices % layout.model_parallel:
+        return None
+    return devices // layout.model_parallel * layout.cp
 
 
 def precision_rules(parts: Parts) -> list[Problem]:

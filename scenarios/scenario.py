@@ -29,6 +29,7 @@ from .perturb import Perturbations
 from .reading import beside, bundled, read, refuse_monsters, within
 from .rules import Parts, batch_rules, device_rules, model_rules, precision_rules
 from .schedules import Schedule, is_file, load_schedule
+from .sharding_rules import sharding_rules
 from .training import Training
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -217,6 +218,7 @@ def scenario_from_document(
     problems += model_rules(parts)
     problems += batch_rules(parts)
     problems += precision_rules(parts)
+    problems += sharding_rules(parts)
     devices = None
     if sizes_are_read and parts.layout is not None:
         devices, wrong = device_rules(parts, parts.layout)
@@ -301,7 +303,7 @@ def _checked_placement(
 
     try:
         placement = placement.with_nodes_read(folder)
-        build_placement(placement, machine, layout.tp, devices // layout.model_parallel, layout.pp)
+        build_placement(placement, machine, layout.tp, devices // (layout.tp * layout.pp), layout.pp)
     except InputError as error:
         head = f"{error.where}: " if error.where else ""
         problems += [

@@ -70,7 +70,7 @@ def _lane(
 
     hops = boundaries(placed)
     forward, backward = ([one.total_s for one in passes] for passes in zip(*map(_passes, stages), strict=True))
-    weight = [_weight(stage).total_s for stage in stages]
+    weight = [stage.weight.total_s for stage in stages]
     program = Program(
         table=table,
         forward_s=each(forward),
@@ -91,12 +91,6 @@ def _lane(
 
 def _passes(stage: StageCost) -> tuple[PassCost, PassCost]:
     return stage.forward, stage.backward
-
-
-def _weight(stage: StageCost) -> PassCost:
-    """The part of a backward that makes the gradients of the weights."""
-    weight: PassCost = getattr(stage, "weight", PassCost())
-    return weight
 
 
 def _tail(scenario: Scenario, calibration: Calibration, cost: JobCost, traffic: Traffic, program: Program) -> Tail:
@@ -125,8 +119,8 @@ def _tail(scenario: Scenario, calibration: Calibration, cost: JobCost, traffic: 
 
 def _slowdown(calibration: Calibration) -> float:
     """How much longer computing takes beside communication."""
-    figure = getattr(calibration.compute, "overlap_slowdown", None)
-    return 1.0 if figure is None else float(figure.value)
+    figure = calibration.compute.overlap_slowdown
+    return 1.0 if figure is None else figure.value
 
 
 def _parts(scenario: Scenario, cost: JobCost, placed: StageTable) -> list[list[Parts]]:
@@ -136,12 +130,12 @@ def _parts(scenario: Scenario, cost: JobCost, placed: StageTable) -> list[list[P
     last = len(cost.stages) - 1
     embedding = model.rank_embedding_parameters(layout.tp, scenario.training.seq_len)
     head = shards.head_parameters(scenario)
-    own_head = layout.pp > 1 or not model.tied
+    own_head = not model.tied or shards.embedding_copied(scenario)
     return [
         [
             Parts(
                 layers=layers[stage],
-                parameters=_count(cost.stages[stage]),
+                parameters=cost.stages[stage].parameters.total,
                 embedding=embedding if stage == 0 else 0,
                 head=head if stage == last else 0,
                 own_head=own_head,
@@ -150,11 +144,6 @@ def _parts(scenario: Scenario, cost: JobCost, placed: StageTable) -> list[list[P
         ]
         for row in placed
     ]
-
-
-def _count(stage: StageCost) -> int:
-    """Parameters of a rank of a virtual stage."""
-    return stage.parameters
 
 
 def _gradients(parts: Sequence[Sequence[Parts]], program: Program) -> tuple[tuple[Piece, ...], ...]:

@@ -19,12 +19,14 @@ from ..topology.facts import Fact
 from ..topology.files import build, bundled_names, read_document
 from ..topology.machine import Machine
 from ..topology.units import Bytes, BytesPerSecond, Seconds
+from .devices import with_device
 
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
 Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Reach = Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)]  # above 1 where a switch reduces on the way
 Whole = Annotated[int, Field(strict=True, ge=1)]
+Slowdown = Annotated[float, Field(ge=1, le=10, allow_inf_nan=False)]
 Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -41,6 +43,37 @@ class TileLaw(BaseModel):
     columns: Fact[Whole]
     units: Fact[Whole] = Field(description="compute units that share the tiles")
     k_half: Fact[Size] = Field(description="inner dimension at which half of the rate is lost")
+    fp8_k_half: Fact[Size] | None = Field(default=None, description="the same in fp8, where it differs")
+    smallest: Fact[Whole] | None = Field(
+        default=None, description="side of the smallest tile; left out: there is none but the largest"
+    )
+    intensity_half: Fact[Size] | None = Field(
+        default=None, description="multiply-adds for each element read at which a tile loses half of the rate"
+    )
+    group_rows: Fact[Size] | None = Field(
+        default=None, description="rows by which each matrix of a grouped product costs more than it has"
+    )
+
+
+class PassFigures(BaseModel):
+    """Fused attention, one pass."""
+
+    model_config = _STRICT
+    share: Fact[Fraction] = Field(description="executed FLOP, of the peak, at a head width of 128 with many blocks")
+    fill: Fact[Size] | None = Field(
+        default=None, description="blocks of 128 queries a unit at which the pass takes twice as long as with many"
+    )
+    wide: Fact[Fraction] | None = Field(default=None, description="share of that left at head widths above 128")
+
+
+class AttentionFigures(BaseModel):
+    """Achieved rates of fused attention."""
+
+    model_config = _STRICT
+    forward: PassFigures
+    backward: PassFigures
+    width_half: Fact[Size] | None = Field(default=None, description="head width at which half of the rate is lost")
+    pad: Fact[Whole] | None = Field(default=None, description="head widths are filled up to a multiple of this")
 
 
 class ComputeFigures(BaseModel):
@@ -49,9 +82,12 @@ class ComputeFigures(BaseModel):
     model_config = _STRICT
     gemm_fraction: dict[Precision, Fact[Fraction]] = Field(description="large matrix product, of the peak")
     gemm_tile: TileLaw
-    attention_fraction: Fact[Fraction] = Field(description="fused attention, executed FLOP, of the peak")
+    attention: AttentionFigures
     memory_fraction: Fact[Fraction] = Field(description="element-wise work, of the memory bandwidth")
     launch: Fact[Seconds] = Field(description="gap in front of each kernel")
+    overlap_slowdown: Fact[Slowdown] | None = Field(
+        default=None, description="how many times longer compute takes while communication runs beside it"
+    )
 
 
 class Protocol(BaseModel):
@@ -140,6 +176,9 @@ class MemoryFigures(BaseModel):
     model_config = _STRICT
     context: Fact[Bytes] = Field(description="driver and communicators, outside the framework's allocator")
     reserve: Fact[Bytes] = Field(description="what the allocator reserves above the peak of its tensors")
+    reserve_share: Fact[Fraction] | None = Field(
+        default=None, description="what it reserves on top of that, of the activations and working sets at the peak"
+    )
 
 
 class StepFigures(BaseModel):
@@ -148,6 +187,10 @@ class StepFigures(BaseModel):
     model_config = _STRICT
     overhead: Fact[Seconds] = Field(description="host work and waiting at the end of each step")
     hop_overhead: Fact[Seconds] = Field(description="the same, for each boundary between pipeline stages")
+    dispatch: Fact[Seconds] | None = Field(
+        default=None,
+        description="host time to hand one kernel or collective to the device; absent where it never shows",
+    )
 
 
 class Residual(BaseModel):
@@ -195,7 +238,7 @@ class Calibration(BaseModel):
     device: str
     date: str
     software: str
-    compute: ComputeFigures
+    compute: ComputeFigures = Field(description="as a file: a device's name, or its figures beside ``device: NAME``")
     network: NetworkFigures
     memory: MemoryFigures
     step: StepFigures
@@ -251,7 +294,7 @@ def load_calibration(name: str) -> Calibration:
         InputError: If there is none, or it breaks its schema.
     """
     document, where = read_document(name, "exatwin.sim", "calibrations", "calibration")
-    return build(Calibration, document, where)
+    return build(Calibration, with_device(document, where), where)
 
 
 def default_calibration(machine: Machine) -> Calibration:

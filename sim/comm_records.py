@@ -3,52 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from ..scenarios.result import CommRecord
 from ..scenarios.schedules import BACKWARD, FORWARD, KINDS
-from .costs import PassCost
 from .network import TrafficClasses
+from .passes import CommUse
 from .tail import Collective
 from .timeline import Program, Timeline
-
-
-@dataclass(frozen=True)
-class CommUse:
-    """Collectives of one kind within passes.
-
-    Attributes:
-        group: Whose.
-        op: What they do.
-        bytes: That this rank sends for them.
-        count: How many there are.
-        busy_s: Seconds that they are under way.
-        exposed_s: Seconds in which nothing else goes on.
-    """
-
-    group: str
-    op: str
-    bytes: float
-    count: int
-    busy_s: float
-    exposed_s: float
-
-
-def uses_of(passes: PassCost, arrivals: int) -> tuple[CommUse, ...]:
-    """The collectives within passes.
-
-    Args:
-        passes: All passes of a step on one rank.
-        arrivals: Messages that came in pieces.
-    """
-    uses = []
-    if passes.tp_count:
-        seconds = passes.tp_comm_s
-        uses.append(CommUse("tp", "all_reduce", passes.tp_bytes, passes.tp_count, seconds, seconds))
-    if passes.gather_s > 0:
-        seconds = passes.gather_s
-        uses.append(CommUse("pp", "all_gather", passes.gather_bytes, arrivals, seconds, seconds))
-    return tuple(uses)
 
 
 def pass_records(uses: Iterable[CommUse], algorithms: Mapping[tuple[str, str], str]) -> Iterator[CommRecord]:

@@ -1,19 +1,19 @@
-"""Seconds of each pass of each stage, by what they are spent on."""
+"""Seconds of each pass of each virtual stage, by what they are spent on."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+from ..scenarios.model import RankParameters
 from ..scenarios.scenario import Scenario
-from ..topology.errors import told_as
-from . import shards
+from . import host, shards
 from .calibration import Calibration
-from .communicate import CollectiveTime, collective_s, ring_bytes
-from .compute import DeviceRates, device_rates, op_s
-from .ops import (
-    Op,
-    Shapes,
-    TensorCollective,
+from .compute import DeviceRates, device_rates
+from .layers import (
+    ahead_backward,
+    ahead_forward,
     embedding_backward,
     embedding_forward,
     head_backward,
@@ -21,237 +21,230 @@ from .ops import (
     layer_backward,
     layer_forward,
     recomputed,
+    weight_part,
 )
-from .traffic import LaneTraffic, Traffic, placement_of, tensor_groups_together
+from .ops import Op, Shapes
+from .passes import CommUse, PassCost, StageCost, added
+from .pricing import Pricer, collectives_of
+from .sharding import WeightStreams
+from .traffic import LaneTraffic, Traffic, placement_of
 
-
-@dataclass(frozen=True)
-class PassCost:
-    """One forward or backward of one micro-batch on one rank.
-
-    Attributes:
-        compute_s: The device's own work.
-        recompute_s: Its work done a second time.
-        tp_comm_s: Tensor-parallel collectives; nothing else goes on meanwhile.
-        tp_bytes: Bytes this rank sends for them.
-        tp_count: How many there are.
-        gather_s: Gathering a message that came in pieces, one from each tensor rank.
-        gather_bytes: Bytes this rank sends for that.
-    """
-
-    compute_s: float = 0.0
-    recompute_s: float = 0.0
-    tp_comm_s: float = 0.0
-    tp_bytes: float = 0.0
-    tp_count: int = 0
-    gather_s: float = 0.0
-    gather_bytes: float = 0.0
-
-    @property
-    def total_s(self) -> float:
-        """The pass from start to end."""
-        return self.compute_s + self.recompute_s + self.tp_comm_s + self.gather_s
-
-    def __add__(self, other: PassCost) -> PassCost:
-        return PassCost(
-            self.compute_s + other.compute_s,
-            self.recompute_s + other.recompute_s,
-            self.tp_comm_s + other.tp_comm_s,
-            self.tp_bytes + other.tp_bytes,
-            self.tp_count + other.tp_count,
-            self.gather_s + other.gather_s,
-            self.gather_bytes + other.gather_bytes,
-        )
-
-    def times(self, count: int) -> PassCost:
-        """The pass of so many equal layers."""
-        return PassCost(
-            count * self.compute_s,
-            count * self.recompute_s,
-            count * self.tp_comm_s,
-            count * self.tp_bytes,
-            count * self.tp_count,
-            count * self.gather_s,
-            count * self.gather_bytes,
-        )
-
-    def disturbed(self, speed: float, sound_rate: float, rate: float) -> PassCost:
-        """The pass on a device of another speed, over a ring of another rate."""
-        if speed == 1.0 and rate == sound_rate:
-            return self
-        later = 1 / rate - 1 / sound_rate
-        return replace(
-            self,
-            compute_s=self.compute_s / speed,
-            recompute_s=self.recompute_s / speed,
-            tp_comm_s=self.tp_comm_s + self.tp_bytes * later,
-            gather_s=self.gather_s + self.gather_bytes * later,
-        )
-
-
-@dataclass(frozen=True)
-class StageCost:
-    """What one stage costs: each micro-batch's passes, and the end of the step.
-
-    Attributes:
-        forward: Forward of one micro-batch.
-        backward: Backward of one, recomputation in it.
-        parameters: Parameters of one rank of the stage.
-        optimizer_s: Clipping and optimizer of a rank.
-    """
-
-    forward: PassCost
-    backward: PassCost
-    parameters: int
-    optimizer_s: float
+__all__ = ["CommUse", "JobCost", "PassCost", "StageCost", "job_cost"]
 
 
 @dataclass(frozen=True)
 class JobCost:
-    """The costs of all stages, and of what passes between them.
+    """The costs of all virtual stages, and of what passes between them.
 
     Attributes:
-        stages: One entry a stage, of a lane that nothing disturbs.
+        stages: One entry a virtual stage, of a lane that nothing disturbs.
+        home: The pipeline rank of each.
         message_bytes: What one rank sends to its neighbour stage for one micro-batch.
         tensor_rate: Bytes/s over each edge of an undisturbed tensor-parallel ring.
-        algorithms: How the tensor-parallel collectives run, by group and operation.
+        algorithms: How the collectives of the passes run, by group and operation.
     """
 
     stages: tuple[StageCost, ...]
+    home: tuple[int, ...]
     message_bytes: float
     tensor_rate: float
     algorithms: dict[tuple[str, str], str]
 
     def of_lane(self, lane: LaneTraffic) -> tuple[StageCost, ...]:
         """The stages as a lane's devices and links run them."""
-        return tuple(
-            replace(
-                stage,
-                forward=stage.forward.disturbed(speed, self.tensor_rate, rate),
-                backward=stage.backward.disturbed(speed, self.tensor_rate, rate),
-                optimizer_s=stage.optimizer_s / speed,
-            )
-            for stage, speed, rate in zip(self.stages, lane.speed, lane.tensor_rate, strict=True)
-        )
+        found = []
+        for stage, rank in zip(self.stages, self.home, strict=True):
+            speed, ring = lane.speed[rank], lane.tensor_rate[rank]
+            parts = {
+                name: getattr(stage, name).disturbed(speed, self.tensor_rate, ring)
+                for name in ("forward", "backward", "weight")
+            }
+            found.append(replace(stage, **parts, optimizer_s=stage.optimizer_s / speed))
+        return tuple(found)
 
 
 def job_cost(scenario: Scenario, calibration: Calibration, traffic: Traffic) -> JobCost:
-    """Cost every stage of a scenario."""
-    shapes = Shapes(scenario.model, scenario.training, scenario.layout)
-    rates = device_rates(scenario.machine, calibration, scenario.training.precision)
-    tensor = TensorCollectives(scenario, calibration)
-    pricer = _Pricer(rates, tensor)
-    layout, model, framework = scenario.layout, scenario.model, scenario.framework
-    pp, tp = layout.pp, layout.tp
-    whole = shapes.hidden_elements * shapes.element
-    pieces = tp if framework.pipeline.partition_over_tp else 1
-    gather_s, gather_bytes = tensor.seconds("all_gather", whole) if pieces > 1 else (0.0, 0.0)
-    gather = PassCost(gather_s=gather_s, gather_bytes=gather_bytes)
-
-    forward = pricer.price(layer_forward(shapes))
-    backward = pricer.price(layer_backward(shapes, framework))
-    again = {mode: pricer.price(recomputed(shapes, mode), recompute=True) for mode in set(layout.recompute_by_stage())}
-    stages = []
-    for stage, (layers, mode) in enumerate(
-        zip(layout.layers_by_stage(model.layers), layout.recompute_by_stage(), strict=True)
-    ):
-        stage_forward = forward.times(layers)
-        stage_backward = (backward + again[mode]).times(layers)
-        if stage == 0:
-            stage_forward += pricer.price(embedding_forward(shapes))
-            stage_backward += pricer.price(embedding_backward(shapes, framework))
-        else:
-            stage_forward += gather
-        if stage == pp - 1:
-            stage_forward += pricer.price(head_forward(shapes))
-            stage_backward += pricer.price(head_backward(shapes, framework))
-        else:
-            stage_backward += gather
-        parameters = shards.rank_parameters(scenario, stage, layers)
-        stages.append(
-            StageCost(
-                forward=stage_forward,
-                backward=stage_backward,
-                parameters=parameters,
-                optimizer_s=_optimizer_s(scenario, parameters, rates),
-            )
-        )
+    """Cost every virtual stage of a scenario."""
+    costs = _Costs(scenario, calibration)
+    stages = tuple(costs.stage(stage) for stage in range(len(costs.layers)))
+    algorithms: dict[tuple[str, str], str] = {}
+    for group in costs.pricer.groups.values():
+        algorithms |= group.algorithms()
+    algorithms |= costs.streams.algorithms()
     return JobCost(
-        stages=tuple(stages),
-        message_bytes=whole / pieces if pp > 1 else 0.0,
+        stages=stages,
+        home=costs.home,
+        message_bytes=costs.message_bytes if scenario.layout.pp > 1 else 0.0,
         tensor_rate=traffic.tensor_rate,
-        algorithms=tensor.algorithms(),
+        algorithms=algorithms,
     )
 
 
-def _optimizer_s(scenario: Scenario, parameters: int, rates: DeviceRates) -> float:
+@dataclass(frozen=True)
+class _Unit:
+    """A part of a stage that runs as one: the embedding, a layer, what follows it, or the head."""
+
+    forward: PassCost
+    backward: PassCost
+    weight: PassCost
+    parameters: RankParameters
+
+
+class _Costs:
+    """The units of a job, each priced once, and the stages that they make."""
+
+    def __init__(self, scenario: Scenario, calibration: Calibration) -> None:
+        self.scenario = scenario
+        self.calibration = calibration
+        self.shapes = Shapes(scenario.model, scenario.training, scenario.layout)
+        self.split = scenario.schedule.splits_backward
+        self.layers = scenario.layout.layers_by_virtual_stage(scenario.model.layers)
+        self.home = tuple(shards.home_rank(scenario, stage) for stage in range(len(self.layers)))
+        placement = placement_of(scenario)
+        slowdown = calibration.compute.overlap_slowdown
+        self.pricer = Pricer(
+            device_rates(scenario.machine, calibration, scenario.training.precision),
+            collectives_of(scenario, calibration, placement),
+            slowdown.value if slowdown else 1.0,
+            calibration.step.dispatch.value if calibration.step.dispatch else 0.0,
+        )
+        states = {**scenario.framework.states, scenario.training.precision: shards.state_bytes(scenario)}
+        self.framework = scenario.framework.model_copy(update={"states": states})
+        self.streams = WeightStreams(scenario, calibration)
+        self._kinds: dict[tuple[bool, str], _Unit] = {}
+
+    @property
+    def message_bytes(self) -> float:
+        """One rank's part of a hidden state on its way to the next stage."""
+        layout, shapes = self.scenario.layout, self.shapes
+        pieces = layout.tp if layout.sequence_parallel or self._gathers else 1
+        return shapes.tokens * self.scenario.model.hidden * shapes.element / pieces
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether a message comes in pieces that have to be gathered; with sequence parallelism they are used so."""
+        layout = self.scenario.layout
+        return layout.tp > 1 and self.scenario.framework.pipeline.partition_over_tp and not layout.sequence_parallel
+
+    @cached_property
+    def _message_gather(self) -> PassCost:
+        if not self._gathers:
+            return PassCost()
+        whole = float(self.shapes.tokens * self.scenario.model.hidden * self.shapes.element)
+        seconds, sent = self.pricer.groups["tp"].seconds("all_gather", whole)
+        return PassCost(gather_s=seconds, uses=(CommUse("pp", "all_gather", sent, 1, seconds, seconds),))
+
+    def stage(self, stage: int) -> StageCost:
+        """One virtual stage."""
+        units = self._units(stage)
+        forward, backward = self._passes([unit for unit, _ in units], [count for _, count in units])
+        last = len(self.layers) - 1
+        if stage > 0 and self.home[stage - 1] != self.home[stage]:
+            forward += self._message_gather
+        if stage < last and self.home[stage + 1] != self.home[stage]:
+            backward += self._message_gather
+        parameters = shards.rank_parameters(self.scenario, stage)
+        return StageCost(
+            forward=forward,
+            backward=backward,
+            weight=added(unit.weight.times(count) for unit, count in units),
+            parameters=parameters,
+            optimizer_s=_optimizer_s(self.scenario, parameters, self.pricer.rates),
+        )
+
+    def _passes(self, units: Sequence[_Unit], counts: Sequence[int]) -> tuple[PassCost, PassCost]:
+        """Forward and backward of units, each so many times, one after another."""
+        if not self.streams.active:
+            plan = list(zip(units, counts, strict=True))
+            return added(u.forward.times(n) for u, n in plan), added(u.backward.times(n) for u, n in plan)
+        each = [unit for unit, count in zip(units, counts, strict=True) for _ in range(count)]
+        forward = self.streams.forward([unit.forward for unit in each], [unit.parameters for unit in each])
+        each.reverse()
+        return forward, self.streams.backward([unit.backward for unit in each], [unit.parameters for unit in each])
+
+    def _units(self, stage: int) -> list[tuple[_Unit, int]]:
+        """The units of a virtual stage with how often each comes, in the order of a forward."""
+        model, layout = self.scenario.model, self.scenario.layout
+        first, count = sum(self.layers[:stage]), self.layers[stage]
+        mode = layout.recompute_by_stage()[self.home[stage]]
+        again = min(layout.recompute_layers or count, count)
+        units: list[tuple[_Unit, int]] = [(self._embedding, 1)] if stage == 0 else []
+        for layer in range(first, first + count):
+            unit = self._layer(model.has_experts(layer), mode if layer - first < again else "none")
+            if units and units[-1][0] is unit:
+                units[-1] = (unit, units[-1][1] + 1)
+            else:
+                units.append((unit, 1))
+        if stage == len(self.layers) - 1:
+            if model.mtp_layers:
+                units.append((self._ahead(mode), model.mtp_layers))
+            units.append((self._head, 1))
+        return units
+
+    def _unit(self, forward: list[Op], backward: list[Op], parameters: RankParameters) -> _Unit:
+        price = self.pricer.price
+        weight = price(weight_part(backward)) if self.split else PassCost()
+        return _Unit(price(forward), price(backward), weight, parameters)
+
+    def _layer(self, moe: bool, mode: str) -> _Unit:
+        if (moe, mode) not in self._kinds:
+            shapes, framework = self.shapes, self.framework
+            plain = self._kinds.get((moe, "none")) or self._unit(
+                layer_forward(shapes, moe),
+                layer_backward(shapes, framework, moe, self.split),
+                shapes.layer_parameters(moe),
+            )
+            again = self.pricer.price(recomputed(shapes, mode, moe), recompute=True)
+            self._kinds[moe, mode] = replace(plain, backward=plain.backward + again)
+        return self._kinds[moe, mode]
+
+    @cached_property
+    def _embedding(self) -> _Unit:
+        model, layout, framework = self.scenario.model, self.scenario.layout, self.framework
+        held = model.rank_embedding_parameters(layout.tp, self.scenario.training.seq_len)
+        return self._unit(
+            embedding_forward(self.shapes), embedding_backward(self.shapes, framework), RankParameters(held)
+        )
+
+    @cached_property
+    def _head(self) -> _Unit:
+        shapes, framework = self.shapes, self.framework
+        held = self.scenario.model.rank_final_norm_parameters() + shards.head_parameters(self.scenario)
+        return self._unit(head_forward(shapes), head_backward(shapes, framework, self.split), RankParameters(held))
+
+    def _ahead(self, mode: str) -> _Unit:
+        """A layer that predicts a further token: its own merging of two streams, a layer as the last, the head again.
+
+        Its embedding and head share their weights with the model's.
+        """
+        model, layout = self.scenario.model, self.scenario.layout
+        layer = self._layer(model.has_experts(model.layers - 1), mode)
+        own = self._unit(ahead_forward(self.shapes), ahead_backward(self.shapes, self.framework), RankParameters(0))
+        parts = (own, layer, self._head)
+        held = model.mtp_share(layout.tp, layout.ep, layout.etp)
+        count = model.mtp_layers
+        return _Unit(
+            added(part.forward for part in parts),
+            added(part.backward for part in parts),
+            added(part.weight for part in parts),
+            RankParameters(held.dense // count, held.expert // count),
+        )
+
+
+def _optimizer_s(scenario: Scenario, parameters: RankParameters, rates: DeviceRates) -> float:
     """Norm, clipping and Adam of one rank, all of them bound by memory.
 
     Adam reads gradient, master weight and two moments in fp32, writes the last three and
     the weight; the norm reads every gradient once, clipping reads and writes the rank's own.
+    With the optimizer on the host all of it is done there.
     """
-    layout, training = scenario.layout, scenario.training
-    assert layout.dp is not None
-    owned = parameters / layout.dp if layout.zero >= 1 else parameters
+    training = scenario.training
+    owned = shards.owned(scenario, parameters)
+    if scenario.layout.offload_optimizer:
+        return host.host_optimizer_s(scenario, owned)
     weight = 2 if training.precision != "fp32" else 0  # with fp32 the master weight is the weight
-    states = scenario.framework.states[training.precision]
+    states = shards.state_bytes(scenario)
     moved = owned * (16 + 12 + weight)
     if training.gradient_clipping:
-        moved += parameters * (states.accumulation or states.gradient) + owned * 8
+        moved += shards.summed(scenario, parameters) * (states.accumulation or states.gradient) + owned * 8
     return moved / rates.memory_bytes_per_s
-
-
-class TensorCollectives:
-    """Seconds of tensor-parallel collectives, every group of the job running its own at the same time."""
-
-    def __init__(self, scenario: Scenario, calibration: Calibration) -> None:
-        placement = placement_of(scenario)
-        self.tp = scenario.layout.tp
-        self._scenario = scenario
-        self._figures = calibration.network
-        self._groups, self._routes = tensor_groups_together(placement, scenario.machine)
-        self._times: dict[tuple[str, float], CollectiveTime] = {}
-
-    def time(self, op: str, size_bytes: float) -> CollectiveTime:
-        """One call; each size is worked out once."""
-        if (op, size_bytes) not in self._times:
-            named = self._scenario.algorithm("tp", op)
-            with told_as(f"scenario {self._scenario.name}", collective=f"collectives.tp.{op}"):
-                found = collective_s(op, size_bytes, self._groups, self._routes, self._figures, named)
-            self._times[op, size_bytes] = found
-        return self._times[op, size_bytes]
-
-    def seconds(self, op: str, size_bytes: float) -> tuple[float, float]:
-        """Seconds of one call, and the bytes that a ring would have a rank send for it."""
-        if self.tp == 1:
-            return 0.0, 0.0
-        return self.time(op, size_bytes).seconds, ring_bytes(op, size_bytes, self.tp)
-
-    def algorithms(self) -> dict[tuple[str, str], str]:
-        """How the largest call of each operation ran, by group and operation."""
-        largest: dict[str, tuple[float, str]] = {}
-        for (op, size), found in self._times.items():
-            largest[op] = max(largest.get(op, (0.0, "")), (size, found.algorithm))
-        return {("tp", op): algorithm for op, (_, algorithm) in largest.items()}
-
-
-@dataclass(frozen=True)
-class _Pricer:
-    rates: DeviceRates
-    tensor: TensorCollectives
-
-    def price(self, ops: list[Op], *, recompute: bool = False) -> PassCost:
-        """Seconds of a list of ops run one after another."""
-        compute_s = comm_s = sent = 0.0
-        count = 0
-        for op in ops:
-            if not isinstance(op, TensorCollective):
-                compute_s += op_s(op, self.rates)
-            elif self.tensor.tp > 1:
-                seconds, edge = self.tensor.seconds(op.op, op.bytes)
-                comm_s += seconds
-                sent += edge
-                count += 1
-        if recompute:
-            return PassCost(recompute_s=compute_s, tp_comm_s=comm_s, tp_bytes=sent, tp_count=count)
-        return PassCost(compute_s=compute_s, tp_comm_s=comm_s, tp_bytes=sent, tp_count=count)

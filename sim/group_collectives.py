@@ -54,10 +54,11 @@ class GroupCollectives:
         return self._times[op, size_bytes]
 
     def seconds(self, op: str, size_bytes: float) -> tuple[float, float]:
-        """Seconds of one call, and the bytes that a ring would have a rank send for it."""
+        """Seconds of one call, and the bytes that a ring would have a rank send for it; of a message, all of it."""
         if self.size == 1:
             return 0.0, 0.0
-        return self.time(op, size_bytes).seconds, ring_bytes(op, size_bytes, self.size)
+        sent = size_bytes if op == "sendrecv" else ring_bytes(op, size_bytes, self.size)
+        return self.time(op, size_bytes).seconds, sent
 
     def algorithms(self) -> dict[tuple[str, str], str]:
         """How the largest call of each operation ran, by group and operation."""

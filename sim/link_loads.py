@@ -47,9 +47,10 @@ def tensor_use(
         stage_bytes: Of each stage, what one rank would send in a step if all of them were rings.
     """
     placement = placement_of(scenario)
-    if placement.tp == 1 or not algorithms:
+    named = {op: algorithm for (group, op), algorithm in algorithms.items() if group == "tp"}
+    if placement.tp == 1 or not named:
         return TensorUse(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
-    (_, op), algorithm = min(algorithms.items(), key=lambda item: item[0][1] != "all_reduce")
+    op, algorithm = min(named.items(), key=lambda item: item[0] != "all_reduce")
     groups = placement.tensor_groups()
     stage = np.repeat(np.arange(placement.pp), placement.dp)
     sent = np.asarray(stage_bytes, dtype=np.float64)

@@ -1,12 +1,11 @@
-"""Memory as a level over time: what a stage holds, and its peak.
+"""Memory as a level over time: what a pipeline rank holds, and its peak.
 
 States (weights, gradients, optimizer) stay; each forward adds what its micro-batch
 keeps for the backward, each backward frees it; while an action runs its working set
-comes on top. The peak follows from the order of the actions.
+comes on top. The peak follows from the order of the actions. A schedule that splits
+the backward frees in its first half all but what the gradients of the weights need.
 
-Source of the bytes a layer keeps: Korthikanti et al. 2022, arXiv 2205.05198, section 4.1,
-generalised to grouped queries, gated layers and absent dropout. Checked against the
-published per-stage logs of two 175B runs (docs/accuracy.md).
+Checked against published allocator peaks (docs/accuracy.md).
 """
 
 from __future__ import annotations
@@ -16,179 +15,262 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..scenarios.model import RankParameters
 from ..scenarios.result import Memory, MemoryParts, StageMemory, Verdict
 from ..scenarios.scenario import Scenario
-from ..scenarios.schedules import BACKWARD, KINDS, action_of
+from ..scenarios.schedules import BACKWARD, FORWARD, INPUT_GRAD, KINDS, WEIGHT_GRAD, load_schedule
+from .activations import Sizes, Step, backward_bytes, deferred_bytes, kept_bytes, layer_steps
 from .calibration import Calibration
 from .costs import JobCost
-from .ops import MASK_BYTES, Shapes
-from .timeline import Program, Timeline
+from .memory_states import StateSizes, gathers, state_sizes
+from .ops import MASK_BYTES
+from .timeline import Floats, Program, Timeline
 
-
-def layer_kept_bytes(shapes: Shapes) -> float:
-    """Bytes that one layer keeps from forward to backward without recomputation, its input included."""
-    e, hidden, tokens, model = shapes.element, shapes.hidden_elements, shapes.tokens, shapes.model
-    training = shapes.training
-    kept = 4.0 * hidden * e  # inputs of both norms, and what both norms hand on
-    kept += tokens * (2 * shapes.rank_query + 2 * shapes.rank_kv) * e  # queries, keys, values, projection's input
-    kept += attention_kept_bytes(shapes)
-    ffn_in = (2 if model.gated else 1) * shapes.rank_ffn
-    kept += tokens * (ffn_in + shapes.rank_ffn) * e
-    if training.hidden_dropout > 0:
-        kept += 2 * hidden * MASK_BYTES
-    return kept
-
-
-def attention_kept_bytes(shapes: Shapes) -> float:
-    """The part of it that attention alone keeps, which selective recomputation gives up."""
-    if shapes.layout.flash_attention:
-        return 4.0 * shapes.tokens * shapes.rank_heads  # one fp32 statistic a row and head
-    kept = float(shapes.score_elements * shapes.element)
-    if shapes.training.attention_dropout > 0:
-        kept += shapes.score_elements * (shapes.element + MASK_BYTES)
-    return kept
+LOSS_BYTES = 4  # the loss works in fp32
+NAMES = {FORWARD: "forward", BACKWARD: "backward", INPUT_GRAD: "input gradient", WEIGHT_GRAD: "weight gradient"}
 
 
 @dataclass(frozen=True)
-class StageBytes:
-    """What the actions of one stage hold.
+class ChunkBytes:
+    """What the actions of one virtual stage hold, a micro-batch.
 
     Attributes:
-        parameters: Weights.
-        gradients: Gradients and their accumulation.
-        optimizer: Optimizer state of this rank.
-        kept: A micro-batch's activations from its forward to its backward.
+        kept: Activations from the forward to the backward.
+        deferred: Of a split backward, what is held from its first half to its second.
         forward_work: Working set of a forward.
-        head_work: Working set of a backward while it is in the head; 0 elsewhere.
-        layer_work: Activations of the layer that is recomputed.
-        gradient_work: Gradients on their way through a layer.
-        head_kept: The part of ``kept`` that the head's backward frees before the layers run.
+        head_work: Working set of a backward while it is in the head, on top of ``kept``; 0 elsewhere.
+        layer_work: The most that the backward takes on top of ``kept`` while it is in the layers.
+        last_work: The same at its end, in the embedding.
+        weight_work: Working set of the second half of a split backward.
     """
 
-    parameters: float
-    gradients: float
-    optimizer: float
     kept: float
-    forward_work: float
-    head_work: float
-    layer_work: float
-    gradient_work: float
-    head_kept: float
-
-    @property
-    def states(self) -> float:
-        """What stays from step to step."""
-        return self.parameters + self.gradients + self.optimizer
+    deferred: float = 0.0
+    forward_work: float = 0.0
+    head_work: float = 0.0
+    layer_work: float = 0.0
+    last_work: float = 0.0
+    weight_work: float = 0.0
 
 
-def stage_bytes(scenario: Scenario, stage: int, layers: int, mode: str, parameters: int) -> StageBytes:
-    """What one rank of a stage holds."""
-    shapes = Shapes(scenario.model, scenario.training, scenario.layout)
-    layout, training, model = scenario.layout, scenario.training, scenario.model
-    states = scenario.framework.states[training.precision]
-    e, hidden = shapes.element, shapes.hidden_elements
-    assert layout.dp is not None
-    shard = layout.dp if layout.zero >= 1 else 1
-    whole = layer_kept_bytes(shapes)
-    kept_layer = {"none": whole, "selective": whole - attention_kept_bytes(shapes), "full": float(hidden * e)}[mode]
-    kept = layers * kept_layer
-    if stage > 0 and scenario.framework.pipeline.partition_over_tp:
-        kept += hidden * e / layout.tp  # the message as it came, beside the gathered one
-    if stage == 0:
-        kept += hidden * MASK_BYTES if training.hidden_dropout > 0 else 0
-        kept += hidden * e if model.embedding_norm else 0
-    head_kept = head_work = 0.0
-    if stage == layout.pp - 1:
-        logits = shapes.tokens * shapes.rank_vocab
-        head_kept = 2.0 * hidden * e + 4.0 * logits  # final norm's input and output, softmax in fp32
-        head_work = logits * (4.0 + e) + shapes.rank_vocab * model.hidden * e + hidden * e
-    matrices = [model.hidden * shapes.rank_ffn, model.hidden * (shapes.rank_query + 2 * shapes.rank_kv)]
-    scores = 0 if layout.flash_attention else shapes.score_elements
-    return StageBytes(
-        parameters=float(parameters * states.weight),
-        gradients=float(parameters * (states.gradient + states.accumulation)),
-        optimizer=parameters * states.optimizer / shard,
-        kept=kept + head_kept,
-        forward_work=2.0 * scores * e + 3.0 * hidden * e,
+def stage_steps(scenario: Scenario, layers: Sequence[int]) -> list[tuple[Step, ...]]:
+    """The operations of some layers."""
+    sizes = Sizes(scenario.model, scenario.training, scenario.layout)
+    kinds = [scenario.model.has_experts(layer) for layer in layers]
+    known = {kind: layer_steps(sizes, kind, scenario.framework.memory) for kind in set(kinds)}
+    return [known[kind] for kind in kinds]
+
+
+def chunk_bytes(scenario: Scenario, stage: int, layers: Sequence[int], mode: str) -> ChunkBytes:
+    """What one rank of a virtual stage holds.
+
+    Args:
+        scenario: What is asked.
+        stage: Virtual stage.
+        layers: Numbers of its layers.
+        mode: What it recomputes.
+    """
+    layout, training, model, habits = scenario.layout, scenario.training, scenario.model, scenario.framework.memory
+    sizes = Sizes(model, training, layout)
+    fresh = float(sizes.element) if habits.fresh_gradients and not gathers(scenario) else 0.0
+    given_up = frozenset(layout.recompute_ops) if mode == "selective" else frozenset[str]()
+    again = min(layout.recompute_layers or len(layers), len(layers)) if mode != "none" else 0
+    kept, works, splits, weights = [], [], [], []
+    for number, steps in enumerate(stage_steps(scenario, layers)):
+        parts = given_up if number < again else frozenset[str]()
+        whole = kept_bytes(steps)
+        most = backward_bytes(steps, sizes.hidden, fresh, parts)
+        if mode == "full" and number < again:
+            kept.append(float(sizes.hidden))
+            works.append(whole - sizes.hidden + most)
+        else:
+            kept.append(kept_bytes(steps, parts))
+            works.append(most)
+        splits.append(deferred_bytes(steps))
+        weights.append(fresh * max(m.elements * m.count for step in steps for m in step.matrices))
+    layer_work = max((work - sum(kept[at + 1 :]) for at, work in enumerate(works)), default=0.0)
+    start, head_kept, head_work = _ends(scenario, stage, sizes)
+    held = sum(kept) + start
+    words = sizes.vocab * model.hidden * sizes.element
+    return ChunkBytes(
+        kept=held + head_kept,
+        deferred=sum(splits) + head_kept,
+        forward_work=(0.0 if layout.flash_attention else 2.0 * sizes.scores * sizes.element)
+        + 3.0 * sizes.hidden
+        + max(sizes.routed_rows * model.hidden * sizes.element * 2 if model.has_experts(n) else 0.0 for n in layers),
         head_work=head_work,
-        layer_work=whole - kept_layer,
-        gradient_work=hidden * e + max(matrices) * e,
-        head_kept=head_kept,
+        layer_work=layer_work - head_kept,
+        last_work=(words if stage == 0 and not gathers(scenario) else 0.0) - held - head_kept,
+        weight_work=max(weights, default=0.0),
     )
 
 
+def _ends(scenario: Scenario, stage: int, sizes: Sizes) -> tuple[float, float, float]:
+    """Beside the layers: what the start of a stage keeps, what the head keeps, and the head's working set."""
+    layout, training, model, habits = scenario.layout, scenario.training, scenario.model, scenario.framework.memory
+    start = 0.0
+    if stage > 0 and scenario.framework.pipeline.partition_over_tp:
+        start += sizes.gathered / layout.tp  # the message as it came, beside the gathered one
+    if stage == 0:
+        start += sizes.own_tokens * model.hidden * MASK_BYTES if training.hidden_dropout > 0 else 0.0
+        start += sizes.hidden if model.embedding_norm else 0.0
+    if stage < layout.virtual_stages - 1:
+        return start, 0.0, 0.0
+    kept_logit, work_logit = (sizes.element, 0) if habits.fused_loss else (LOSS_BYTES, LOSS_BYTES + sizes.element)
+    heads = 1 + model.mtp_layers
+    kept = heads * (2.0 * sizes.hidden + kept_logit * sizes.logits)  # final norm's input and output, and the loss
+    words = 0.0 if gathers(scenario) else float(sizes.vocab * model.hidden * sizes.element)
+    gather = sizes.gathered if layout.sequence_parallel and layout.tp > 1 and not habits.gather_buffer else 0.0
+    return start, kept, float(sizes.logits * work_logit) + words + sizes.gathered + gather
+
+
 @dataclass(frozen=True)
-class _Peak:
+class Peak:
+    """The highest level of activations on a rank, what of it is held for a backward, and the action it comes in."""
+
     level: float
     held: float
-    work: float
-    gradient: float
     index: int
 
 
-def _peak(codes: Sequence[int], sizes: StageBytes) -> _Peak:
-    """The highest level of a stage; of several equal ones the first."""
-    backward = np.asarray(codes) % KINDS == BACKWARD
-    change = np.where(backward, -1, 1)
-    in_flight = np.cumsum(change) + backward  # while the action runs
-    best = _Peak(-1.0, 0.0, 0.0, 0.0, 0)
+def peak_of(codes: Sequence[int], micro_batches: int, chunks: Sequence[ChunkBytes]) -> Peak:
+    """The highest level of activations on a rank; of several equal ones the first.
+
+    Args:
+        codes: Its actions in order.
+        micro_batches: Micro-batches of a step.
+        chunks: What its virtual stages hold, by chunk.
+    """
+    code = np.asarray(codes)
+    kind, chunk = code % KINDS, code // KINDS // micro_batches
+
+    def of(name: str) -> Floats:
+        each: Floats = np.array([getattr(sizes, name) for sizes in chunks])
+        return each.take(chunk)
+
+    kept, deferred = of("kept"), of("deferred")
+    changes = {FORWARD: kept, BACKWARD: -kept, INPUT_GRAD: deferred - kept, WEIGHT_GRAD: -deferred}
+    change = np.select([kind == each for each in changes], list(changes.values()))
+    after = np.cumsum(change)
+    before = after - change
+    backward = (kind == BACKWARD) | (kind == INPUT_GRAD)
     phases = (
-        (~backward, 0.0, sizes.forward_work, 0.0),
-        (backward, 0.0, 0.0, sizes.head_work),
-        (backward, sizes.head_kept, sizes.layer_work, sizes.gradient_work),
+        (kind == FORWARD, after, of("forward_work")),
+        (backward, before, of("head_work")),
+        (backward, before, of("layer_work")),
+        (backward, before, of("last_work")),
+        (kind == WEIGHT_GRAD, before, of("weight_work")),
     )
-    for when, freed, work, gradient in phases:
-        most = np.where(when, in_flight, 0)
-        index = int(np.argmax(most))
-        held = float(most[index]) * sizes.kept - freed
-        if held + work + gradient > best.level:
-            best = _Peak(held + work + gradient, held, work, gradient, index)
+    best = Peak(-1.0, 0.0, 0)
+    for when, held, work in phases:
+        level = np.where(when, held + work, -1.0)
+        index = int(np.argmax(level))
+        if level[index] > best.level:
+            best = Peak(float(level[index]), float(min(held[index], level[index])), index)
     return best
+
+
+def rank_memory(
+    scenario: Scenario, rank: int, codes: Sequence[int], parameters: Sequence[RankParameters]
+) -> tuple[StateSizes, Peak]:
+    """States and activations of one pipeline rank.
+
+    Args:
+        scenario: What is asked.
+        rank: Pipeline rank.
+        codes: Its actions in order.
+        parameters: Of each virtual stage.
+    """
+    plan = layers_of_rank(scenario, rank)
+    modes = scenario.layout.recompute_by_stage()
+    chunks = [chunk_bytes(scenario, stage, layers, modes[_mode(stage, rank, modes)]) for stage, layers in plan]
+    total = sum((parameters[stage] for stage, _ in plan), RankParameters(0))
+    last = scenario.layout.virtual_stages - 1
+    stages = [stage for stage, _ in plan]
+    steps = stage_steps(scenario, [layer for _, layers in plan for layer in layers])
+    states = state_sizes(scenario, total, steps, head=last in stages, first=0 in stages)
+    return states, peak_of(codes, scenario.micro_batches, chunks)
+
+
+def _mode(stage: int, rank: int, modes: Sequence[str]) -> int:
+    return stage if len(modes) > stage else rank
+
+
+def layers_of_rank(scenario: Scenario, rank: int) -> list[tuple[int, range]]:
+    """The virtual stages of a pipeline rank, by chunk, each with the numbers of its layers."""
+    layout, layers = scenario.layout, scenario.model.layers
+    counts = layout.layers_by_virtual_stage(layers)
+    ends = np.cumsum(counts)
+    plan = []
+    for chunk in range(layout.vpp):
+        stage = rank if layout.vpp == 1 else load_schedule(layout.schedule).stage_of(rank, chunk, layout.pp)
+        plan.append((stage, range(int(ends[stage]) - counts[stage], int(ends[stage]))))
+    return plan
 
 
 def memory_of(
     scenario: Scenario, calibration: Calibration, cost: JobCost, program: Program, timeline: Timeline
 ) -> Memory:
-    """The memory of every stage and the verdict.
+    """The memory of every pipeline rank and the verdict.
 
     A layout fits where the peak, the allocator's usual reserve above it and what lies
     outside the allocator stay within the device; it is marginal where only the peak
     and what lies outside do.
     """
-    figures = calibration.memory
-    capacity = scenario.machine.device.memory_bytes
-    context, reserve = figures.context.value, figures.reserve.value
-    layout = scenario.layout
+    parameters = [each.parameters for each in cost.stages]
+    capacity, context = scenario.machine.device.memory_bytes, calibration.memory.context.value
     stages = []
-    plan = zip(layout.layers_by_stage(scenario.model.layers), layout.recompute_by_stage(), strict=True)
-    for stage, (layers, mode) in enumerate(plan):
-        sizes = stage_bytes(scenario, stage, layers, mode, cost.stages[stage].parameters)
-        peak = _peak(program.table[stage], sizes)
-        action = action_of(program.table[stage][peak.index], stage)
-        kind = "forward" if action.kind == "F" else "backward"
-        starts = timeline.start[stage]
-        top = sizes.states + peak.level
+    needs = []
+    for rank, codes in enumerate(program.table):
+        states, peak = rank_memory(scenario, rank, codes, parameters)
+        starts = timeline.start[rank]
+        during = _named(codes[peak.index], scenario.micro_batches)
+        at = starts[peak.index] if starts else 0.0
+        if states.optimizer_work > states.units + peak.level:
+            peak, during, at = Peak(states.optimizer_work - states.units, 0.0, 0), "optimizer", timeline.free[rank]
+        working = states.units + peak.level
+        top = states.total + working
+        needs.append(top + reserve_bytes(calibration, working))
+        reserved = max(top, min(needs[-1], capacity - context))
         stages.append(
             StageMemory(
-                stage=stage,
+                stage=rank,
                 peak_bytes=top,
-                reserved_bytes=max(top, min(top + reserve, capacity - context)),
-                peak_s=starts[peak.index] if starts else 0.0,
-                peak_during=f"{kind} of micro-batch {action.micro_batch}",
+                reserved_bytes=reserved,
+                device_bytes=reserved + context,
+                peak_s=at,
+                peak_during=during,
                 parts=MemoryParts(
-                    parameters=sizes.parameters,
-                    gradients=sizes.gradients,
-                    optimizer=sizes.optimizer,
-                    activations=peak.held + peak.work,
-                    buffers=peak.gradient,
+                    parameters=states.parameters,
+                    gradients=states.gradients,
+                    optimizer=states.optimizer,
+                    activations=peak.held,
+                    buffers=states.buffers + working - peak.held,
                 ),
-                between_steps_bytes=sizes.states,
+                between_steps_bytes=states.total,
             )
         )
-    worst = max(stage.peak_bytes for stage in stages)
+    worst = max(range(len(stages)), key=lambda rank: stages[rank].peak_bytes)
     verdict: Verdict = "does not fit"
-    if worst + reserve + context <= capacity:
+    if max(needs) + context <= capacity:
         verdict = "fits"
-    elif worst + context <= capacity:
+    elif stages[worst].peak_bytes + context <= capacity:
         verdict = "marginal"
-    return Memory(verdict, capacity, context, tuple(stages))
+    return Memory(verdict, capacity, context, needs[worst] - stages[worst].peak_bytes, tuple(stages))
+
+
+def reserve_bytes(calibration: Calibration, working: float) -> float:
+    """What the allocator usually holds above a peak.
+
+    Args:
+        calibration: Its figures.
+        working: Activations and working sets at that peak: what comes and goes leaves gaps.
+    """
+    figures = calibration.memory
+    return figures.reserve.value + (figures.reserve_share.value * working if figures.reserve_share else 0.0)
+
+
+def _named(code: int, micro_batches: int) -> str:
+    """An action for people; of several chunks it names the chunk too."""
+    chunk, micro_batch = divmod(code // KINDS, micro_batches)
+    return f"{NAMES[code % KINDS]} of micro-batch {micro_batch}" + (f", chunk {chunk}" if chunk else "")

@@ -1,28 +1,30 @@
-"""What one rank does: a transformer layer, the embedding and the head as lists of ops.
+"""What a rank does, as ops: matrix products, attention, element-wise work, collectives; and the shapes of a rank.
 
-Shapes follow the Megatron-LM layout: column-parallel projections split their
-output, row-parallel ones their input, and an all-reduce over the tensor-parallel
-group ends each of the two blocks of a layer. Letters: b micro-batch, s sequence,
-h hidden, a heads, g key-value heads, d head width, f feed-forward, V padded
-vocabulary, t tensor-parallel degree.
+Shapes follow the Megatron-LM layout. Letters: b micro-batch, s sequence, h hidden,
+a heads, g key-value heads, d head width, f feed-forward, V padded vocabulary, t
+tensor-parallel, c context-parallel and p expert-parallel degree, E experts, k experts
+that a token goes through. `layers` and `experts` put ops together.
 
 Sources: Shoeybi et al. 2019, arXiv 1909.08053 (the split); Korthikanti et al. 2022,
-arXiv 2205.05198, sections 2 and 4 (the ops and the bytes a layer keeps).
+arXiv 2205.05198, sections 2 and 4 (the ops, and sequence parallelism).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..scenarios.fields import Precision
-from ..scenarios.framework import Framework
 from ..scenarios.layout import Layout
-from ..scenarios.model import Model
+from ..scenarios.model import Model, RankParameters
 from ..scenarios.training import Training
 
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}  # fp8: all but the matrix products is in bf16
 MASK_BYTES = 1  # a dropout mask is one byte an element in PyTorch
+
+Group = Literal["tp", "etp", "cp", "ep"]
+CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "copy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class Gemm:
     """``count`` matrix products of (m x k) by (k x n).
 
     ``grouped`` is one kernel over matrices of several experts; ``precision`` is that of the
-    operands where it differs from the training's.
+    operands where it differs from the training's; ``weights`` says that the second operand
+    is a weight, not an activation.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Gemm:
     count: int = 1
     grouped: bool = False
     precision: Precision | None = None
+    weights: bool = True
 
     @property
     def flop(self) -> float:
@@ -73,16 +77,62 @@ class Elementwise:
     kernels: int = 1
 
 
+DeviceOp = Gemm | FusedAttention | Elementwise
+
+
 @dataclass(frozen=True, slots=True)
-class TensorCollective:
-    """A collective of the tensor-parallel group; ``bytes`` is the buffer of each rank."""
+class Collective:
+    """A collective of a rank's tensor (``tp``, of the experts ``etp``), context or expert group.
+
+    ``bytes`` is the whole buffer: what a rank holds before an all-reduce or a reduce-scatter and after
+    an all-gather, what it has for all members in an all-to-all. A ``copy`` costs nothing, but its
+    gradient is an all-reduce. ``again``: the backward pass does it a second time, as what it brought
+    was not kept.
+    """
 
     name: str
-    op: Literal["all_reduce", "all_gather"]
+    op: CollectiveOp
     bytes: float
+    group: Group = "tp"
+    again: bool = False
 
 
-Op = Gemm | FusedAttention | Elementwise | TensorCollective
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Work of the device that runs while a collective does; both have ended before the next op."""
+
+    work: tuple[DeviceOp, ...]
+    collective: Collective
+
+
+@dataclass(frozen=True, slots=True)
+class RingAttention:
+    """Attention over blocks of keys and values that go round the context-parallel group.
+
+    Attributes:
+        name: What it is called.
+        block: The kernel of one of the blocks.
+        steps: Blocks, one a member.
+        hop_bytes: Keys and values of a block.
+        backward: The gradients of keys and values go round too, one block behind.
+    """
+
+    name: str
+    block: FusedAttention
+    steps: int
+    hop_bytes: float
+    backward: bool = False
+
+
+Op = DeviceOp | Collective | Beside | RingAttention
+
+_GRADIENT: dict[CollectiveOp, CollectiveOp] = {
+    "copy": "all_reduce",
+    "all_reduce": "copy",
+    "all_gather": "reduce_scatter",
+    "reduce_scatter": "all_gather",
+    "all_to_all": "all_to_all",
+}
 
 
 @dataclass(frozen=True)
@@ -99,14 +149,34 @@ class Shapes:
         return ELEMENT_BYTES[self.training.precision]
 
     @property
-    def tokens(self) -> int:
-        """Tokens of a micro-batch, b s."""
-        return self.layout.micro_batch * self.training.seq_len
+    def seq(self) -> int:
+        """Tokens of one sequence on a rank, s/c."""
+        return self.training.seq_len // self.layout.cp
 
     @property
-    def hidden_elements(self) -> int:
-        """Elements of one hidden state of a micro-batch, b s h."""
-        return self.tokens * self.model.hidden
+    def tokens(self) -> int:
+        """Tokens of a micro-batch on a rank, b s/c."""
+        return self.layout.micro_batch * self.seq
+
+    @property
+    def stream_tokens(self) -> int:
+        """Tokens of the residual stream on a rank: b s/c, over t with sequence parallelism."""
+        return self.tokens // (self.layout.tp if self.layout.sequence_parallel else 1)
+
+    @property
+    def latent(self) -> bool:
+        """Whether keys and values are compressed (multi-head latent attention)."""
+        return self.model.kv_rank is not None
+
+    @property
+    def query_dim(self) -> int:
+        """Width of a head of queries and keys; with latent attention its plain part and the rotary one together."""
+        return self.model.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a head of values."""
+        return self.model.v_head_dim or self.query_dim
 
     @property
     def rank_heads(self) -> int:
@@ -121,12 +191,22 @@ class Shapes:
     @property
     def rank_query(self) -> int:
         """Width of a rank's queries."""
-        return self.rank_heads * self.model.head_dim
+        return self.rank_heads * self.query_dim
 
     @property
-    def rank_kv(self) -> int:
-        """Width of a rank's keys, and of its values."""
-        return self.rank_kv_heads * self.model.head_dim
+    def rank_key(self) -> int:
+        """Width of a rank's keys."""
+        return self.rank_kv_heads * self.query_dim
+
+    @property
+    def rank_value(self) -> int:
+        """Width of a rank's values."""
+        return self.rank_kv_heads * self.value_dim
+
+    @property
+    def rank_attended(self) -> int:
+        """Width of what a rank's heads hand on to the projection."""
+        return self.rank_heads * self.value_dim
 
     @property
     def rank_ffn(self) -> int:
@@ -139,182 +219,134 @@ class Shapes:
         return self.model.padded_vocab(self.layout.tp) // self.layout.tp
 
     @property
-    def score_elements(self) -> int:
-        """Elements of a rank's attention scores, b (a/t) s s."""
-        return self.tokens * self.training.seq_len * self.rank_heads
+    def etp(self) -> int:
+        """Tensor-parallel degree of the experts."""
+        return self.layout.etp or self.layout.tp
+
+    @property
+    def expert_group(self) -> Group:
+        """The group that an expert's matrices are cut over."""
+        return "tp" if self.etp == self.layout.tp else "etp"
+
+    def layer_parameters(self, moe: bool) -> RankParameters:
+        """Parameters of a layer of that kind on a rank.
+
+        Raises:
+            ValueError: If the model has no such layer.
+        """
+        model, layout = self.model, self.layout
+        for layer in range(model.layers):
+            if model.has_experts(layer) == moe:
+                return model.layer_share(layer, layout.tp, layout.ep, layout.etp)
+        raise ValueError(f"{model.name} has no layer {'with' if moe else 'without'} experts")
 
 
-def attention_core(shapes: Shapes) -> list[Op]:
-    """Scores, softmax, dropout and the sum over values, forward."""
-    training, model = shapes.training, shapes.model
-    batch = shapes.layout.micro_batch * shapes.rank_heads
-    seq, width, e = training.seq_len, model.head_dim, shapes.element
-    if shapes.layout.flash_attention:
-        # Two products of 2 b (a/t) s s d FLOP each, half of which the causal mask skips.
-        flop = 2.0 * batch * seq * seq * width
-        moved = shapes.tokens * (2 * shapes.rank_query + 2 * shapes.rank_kv) * e
-        return [FusedAttention("attention", flop, moved, width, batch, seq, seq)]
-    scores = shapes.score_elements
-    ops: list[Op] = [
-        Gemm("scores", seq, seq, width, batch),
-        Elementwise("softmax", 2 * scores * e),  # scale, mask and softmax in one kernel: read, write
-    ]
-    if training.attention_dropout > 0:
-        ops.append(Elementwise("attention_dropout", scores * (2 * e + MASK_BYTES)))
-    ops.append(Gemm("values", seq, width, seq, batch))
-    return ops
+def linear(
+    shapes: Shapes, name: str, tokens: int, width_out: int, width_in: int, count: int = 1, grouped: bool = False
+) -> list[Op]:
+    """Tokens through ``count`` weights of equal shape; in fp8 with the cast of the tokens before it.
+
+    The cast reads 2 bytes and writes 1.
+    """
+    if shapes.training.precision != "fp8":
+        return [Gemm(name, tokens, width_out, width_in, count, grouped)]
+    cast = Elementwise(f"{name}_cast", float(count * tokens * width_in * (shapes.element + 1)))
+    return [cast, Gemm(name, tokens, width_out, width_in, count, grouped, "fp8")]
 
 
-def layer_forward(shapes: Shapes) -> list[Op]:
-    """One transformer layer, forward, on one rank."""
-    model, tokens, e = shapes.model, shapes.tokens, shapes.element
-    hidden = shapes.hidden_elements
-    dropout = MASK_BYTES if shapes.training.hidden_dropout > 0 else 0
-    add = hidden * (3 * e + dropout)  # bias, dropout and residual in one kernel: two reads, one write, the mask
-    ffn_in = (2 if model.gated else 1) * shapes.rank_ffn
-    ops: list[Op] = [
-        Elementwise("norm_1", 2 * hidden * e),
-        Gemm("qkv", tokens, shapes.rank_query + 2 * shapes.rank_kv, model.hidden),
-        *attention_core(shapes),
-        Gemm("projection", tokens, model.hidden, shapes.rank_query),
-        TensorCollective("attention_reduce", "all_reduce", hidden * e),
-        Elementwise("residual_1", add),
-        Elementwise("norm_2", 2 * hidden * e),
-        Gemm("ffn_in", tokens, ffn_in, model.hidden),
-        Elementwise("activation", tokens * (ffn_in + shapes.rank_ffn) * e),
-        Gemm("ffn_out", tokens, model.hidden, shapes.rank_ffn),
-        TensorCollective("ffn_reduce", "all_reduce", hidden * e),
-        Elementwise("residual_2", add),
-    ]
-    if model.positions == "rotary":
-        ops.append(Elementwise("rotary", 2 * tokens * (shapes.rank_query + shapes.rank_kv) * e))
-    return ops
+def plain_precision(shapes: Shapes) -> Precision | None:
+    """Precision of products that stay out of fp8: attention, router and head."""
+    return "bf16" if shapes.training.precision == "fp8" else None
+
+
+def enter(shapes: Shapes, name: str, width: int | None = None) -> Collective:
+    """The way into a block that is cut over the tensor group: the tokens are gathered, or there already.
+
+    With sequence parallelism the gathered tokens are not kept, but gathered again for the gradient of the
+    weights. Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2.
+    """
+    size = float(shapes.tokens * (width or shapes.model.hidden) * shapes.element)
+    if shapes.layout.sequence_parallel:
+        return Collective(name, "all_gather", size, again=True)
+    return Collective(name, "copy", size)
+
+
+def leave(shapes: Shapes, name: str) -> Collective:
+    """The way out of it: partial sums are added up, each rank keeping all tokens, or its own."""
+    size = float(shapes.tokens * shapes.model.hidden * shapes.element)
+    return Collective(name, "reduce_scatter" if shapes.layout.sequence_parallel else "all_reduce", size)
+
+
+def executed(ops: Sequence[Op]) -> list[Op]:
+    """The ops without copies, which take nothing."""
+    return [op for op in ops if not (isinstance(op, Collective) and op.op == "copy")]
 
 
 def backward_of(op: Op) -> list[Op]:
     """The ops of the backward pass of one forward op.
 
-    A product has one for the gradient of its input and one for that of its weight;
-    a fused attention recomputes its scores, so five products stand against two; an
-    element-wise op reads and writes about twice its bytes; the all-reduce of a block's
-    output has its mirror on the gradient of the block's input.
+    A product has one for the gradient of each operand; a fused attention recomputes its scores, so
+    five products stand against two; an element-wise op reads and writes about twice its bytes; a
+    gather has a reduce-scatter, a copy an all-reduce, and the other way round.
     """
     if isinstance(op, Gemm):
+        first, second = ("input_grad", "weight_grad") if op.weights else ("left_grad", "right_grad")
         return [
-            Gemm(f"{op.name}_input_grad", op.m, op.k, op.n, op.count),
-            Gemm(f"{op.name}_weight_grad", op.k, op.n, op.m, op.count),
+            replace(op, name=f"{op.name}_{first}", n=op.k, k=op.n),
+            replace(op, name=f"{op.name}_{second}", m=op.k, k=op.m),
         ]
     if isinstance(op, FusedAttention):
         # Dao 2023, arXiv 2307.08691, section 3: the backward pass has five products where the forward has two.
         return [replace(op, name=f"{op.name}_grad", flop=2.5 * op.flop, bytes=2 * op.bytes, backward=True)]
     if isinstance(op, Elementwise):
         return [Elementwise(f"{op.name}_grad", 2 * op.bytes, op.kernels)]
-    return [op]
+    if isinstance(op, RingAttention):
+        (block,) = backward_of(op.block)
+        assert isinstance(block, FusedAttention)
+        return [replace(op, name=f"{op.name}_grad", block=block, backward=True)]
+    assert isinstance(op, Collective)
+    gradient = replace(op, name=f"{op.name}_grad", op=_GRADIENT[op.op], again=False)
+    return [replace(op, name=f"{op.name}_again", again=False), gradient] if op.again else executed([gradient])
 
 
-def layer_backward(shapes: Shapes, framework: Framework) -> list[Op]:
-    """One transformer layer, backward, on one rank, without recomputation."""
-    ops = [grad for op in reversed(layer_forward(shapes)) for grad in backward_of(op)]
-    parameters = shapes.model.rank_layer_parameters(shapes.layout.tp)
-    return [*ops, accumulate(parameters, shapes, framework)]
+def backward_ops(forward: Sequence[Op], overlap: bool = False) -> list[Op]:
+    """The backward pass of a list of forward ops, last op first.
 
-
-def accumulate(parameters: int, shapes: Shapes, framework: Framework) -> Elementwise:
-    """Adding a micro-batch's weight gradients to what earlier ones left.
-
-    Reads the new gradient, reads and writes the sum.
+    Args:
+        forward: The ops, copies among them.
+        overlap: Where tokens enter a cut block, they are gathered again beside the product that makes
+            their gradient, and that gradient is reduced beside the one that makes the weight's.
+            Source: Megatron-LM, megatron/core/tensor_parallel/layers.py,
+            ``LinearWithGradAccumulationAndAsyncCommunication.backward``.
     """
-    states = framework.states[shapes.training.precision]
-    kept = states.accumulation or states.gradient
-    new = states.gradient or shapes.element
-    return Elementwise("accumulate", parameters * (new + 2 * kept))
-
-
-def recomputed(shapes: Shapes, mode: str) -> list[Op]:
-    """The forward ops of a layer that the backward pass runs again."""
-    if mode == "full":
-        return layer_forward(shapes)
-    return attention_core(shapes) if mode == "selective" else []
-
-
-def embedding_forward(shapes: Shapes) -> list[Op]:
-    """Word and position embedding on the first stage."""
-    hidden, e = shapes.hidden_elements, shapes.element
-    dropout = MASK_BYTES if shapes.training.hidden_dropout > 0 else 0
-    ops: list[Op] = [
-        Elementwise("embedding", 2 * hidden * e),
-        TensorCollective("embedding_reduce", "all_reduce", hidden * e),
-        Elementwise("embedding_add", hidden * (2 * e + dropout)),
-    ]
-    if shapes.model.embedding_norm:
-        ops.append(Elementwise("embedding_norm", 2 * hidden * e))
+    ops: list[Op] = []
+    left = list(forward)
+    while left:
+        op = left.pop()
+        way_in = left[-1] if left else None
+        if not overlap or not isinstance(op, Gemm) or not _enters(way_in):
+            ops += backward_of(op)
+            continue
+        assert isinstance(way_in, Collective)
+        left.pop()
+        by_input, by_weight = backward_of(op)
+        *gathered, reduced = backward_of(way_in)
+        assert isinstance(by_input, Gemm) and isinstance(by_weight, Gemm) and isinstance(reduced, Collective)
+        ops += [Beside((by_input,), one) for one in gathered if isinstance(one, Collective)] or [by_input]
+        ops.append(Beside((by_weight,), reduced))
     return ops
 
 
-def embedding_backward(shapes: Shapes, framework: Framework) -> list[Op]:
-    """The scatter of the gradient into the embedding's rows, and its accumulation over the whole shard."""
-    ops: list[Op] = [Elementwise("embedding_grad", 2 * shapes.hidden_elements * shapes.element)]
-    parameters = shapes.model.rank_embedding_parameters(shapes.layout.tp, shapes.training.seq_len)
-    return [*ops, accumulate(parameters, shapes, framework)]
+def _enters(op: Op | None) -> bool:
+    return isinstance(op, Collective) and op.group == "tp" and (op.op == "copy" or op.again)
 
 
-def head_forward(shapes: Shapes) -> list[Op]:
-    """Final norm, logits and the vocabulary-parallel loss on the last stage."""
-    hidden, e = shapes.hidden_elements, shapes.element
-    logits = shapes.tokens * shapes.rank_vocab
-    # The loss in fp32: convert (read e, write 4), maximum (4), subtract and exponentiate (8), sum (4), divide (8).
-    return [
-        Elementwise("final_norm", 2 * hidden * e),
-        Gemm("logits", shapes.tokens, shapes.rank_vocab, shapes.model.hidden),
-        Elementwise("loss", logits * (e + 4 + 4 + 8 + 4 + 8), kernels=5),
-        TensorCollective("loss_reduce", "all_reduce", 3 * 4 * shapes.tokens),  # maximum, target logit, sum: fp32
-    ]
+def of_weights(op: Op) -> bool:
+    """Whether an op of a backward pass only serves the gradients of weights, so that it may wait.
 
-
-def head_backward(shapes: Shapes, framework: Framework) -> list[Op]:
-    """Gradient of loss, logits and final norm, and the accumulation of the head's shard."""
-    hidden, e = shapes.hidden_elements, shapes.element
-    logits = shapes.tokens * shapes.rank_vocab
-    head = shapes.model.rank_head_parameters(shapes.layout.tp)
-    return [
-        Elementwise("loss_grad", logits * (8 + 4 + e), kernels=2),
-        *backward_of(Gemm("logits", shapes.tokens, shapes.rank_vocab, shapes.model.hidden)),
-        TensorCollective("logits_reduce", "all_reduce", hidden * e),
-        Elementwise("final_norm_grad", 4 * hidden * e),
-        accumulate(head, shapes, framework),
-    ]
-
-
-@dataclass(frozen=True)
-class FlopCount:
-    """FLOP of one whole step of the whole job: of the model, and with what is recomputed."""
-
-    model: float
-    hardware: float
-
-
-def step_flop(shapes: Shapes, recompute: tuple[str, ...], layers: tuple[int, ...]) -> FlopCount:
-    """FLOP of a step, attention counted in full (no causal discount), the backward pass as twice the forward.
-
-    The convention of Narayanan et al. 2021, arXiv 2104.04473, appendix: for full recomputation and a
-    GPT layer the hardware count is ``96 B s l h^2 (1 + s/6h + V/16lh)``.
-
-    Args:
-        shapes: The scenario's shapes.
-        recompute: Mode of each stage.
-        layers: Layers of each stage.
+    >>> [of_weights(op) for op in backward_of(Gemm("qkv", 1, 1, 1))]
+    [False, True]
     """
-    model, training = shapes.model, shapes.training
-    batch, seq = training.global_batch, training.seq_len
-    heads_width = model.heads * model.head_dim
-    projections = model.hidden * (2 * heads_width + 2 * model.kv_heads * model.head_dim)
-    ffn = (3 if model.gated else 2) * model.hidden * model.ffn
-    attention = 4.0 * batch * seq * seq * heads_width
-    layer = 2.0 * batch * seq * (projections + ffn) + attention
-    head = 2.0 * batch * seq * model.hidden * model.padded_vocab(shapes.layout.tp)
-    again = sum(
-        count * (layer if mode == "full" else attention if mode == "selective" else 0.0)
-        for count, mode in zip(layers, recompute, strict=True)
-    )
-    whole = 3.0 * (model.layers * layer + head)
-    return FlopCount(model=whole, hardware=whole + again)
+    if isinstance(op, Collective):
+        return op.group == "tp" and op.name.endswith("_again")
+    return isinstance(op, (Gemm, Elementwise)) and (op.name == "accumulate" or op.name.endswith("_weight_grad"))

@@ -25,12 +25,13 @@ from ..topology.errors import input_error, nearest
 from . import engine, recurrence, screen
 from .assemble import build_step
 from .calibration import Calibration, default_calibration, load_calibration
-from .comm_records import message_record, pass_records, tail_records, uses_of
+from .comm_records import message_record, pass_records, tail_records
 from .costs import JobCost, PassCost, StageCost, job_cost
 from .link_loads import busiest_links, tensor_use
 from .memory import memory_of
 from .network import TrafficClasses
-from .ops import Shapes, step_flop
+from .ops import Shapes
+from .step_flop import step_flop
 from .tail import Collective
 from .timeline import Lane, Played, Step
 from .traffic import Traffic, build_traffic
@@ -195,6 +196,12 @@ class _Answer:
             whole += self.costs[stage].forward + self.costs[stage].backward
         return whole.times(self.scenario.micro_batches)
 
+    def _host_wait_s(self, rank: int) -> float:
+        """Seconds of a step in which a rank's passes wait for the host to hand them to the device."""
+        costs = (self.costs[stage] for stage in self.traffic.placed[rank])
+        each = sum(cost.forward.host_wait_s + cost.backward.host_wait_s for cost in costs)
+        return self.scenario.micro_batches * each
+
     def _breakdown(self, rank: int) -> Breakdown:
         passes, program = self._passes(rank), self.lane.program
         tail, ends = self.step.tail, self.played.tail
@@ -204,21 +211,19 @@ class _Answer:
             "compute": passes.compute_s + program.extra(rank),
             "recompute": passes.recompute_s,
             "tp_comm": passes.tp_comm_s,
-            "cp_comm": getattr(passes, "cp_comm_s", 0.0),
-            "ep_comm": getattr(passes, "ep_comm_s", 0.0),
+            "cp_comm": passes.cp_comm_s,
+            "ep_comm": passes.ep_comm_s,
             "pp_comm": passes.gather_s + self.timeline.held_s[rank],
-            "dp_comm": getattr(passes, "dp_comm_s", 0.0) + over_replicas,
+            "dp_comm": passes.dp_comm_s + over_replicas,
             "optimizer": tail.optimizer_s[rank],
-            "other": tail.overhead_s,
+            "other": tail.overhead_s + self._host_wait_s(rank),
         }
         return Breakdown(**parts, bubble=max(self.step_s - sum(parts.values()), 0.0))
 
     def _comm(self, rank: int) -> tuple[CommRecord, ...]:
         program, traffic = self.lane.program, self.traffic
         message = message_record(program, self.timeline, rank, self.cost.message_bytes)
-        in_passes = list(
-            pass_records(uses_of(self._passes(rank), message.count if message else 0), self.cost.algorithms)
-        )
+        in_passes = list(pass_records(self._passes(rank).uses, self.cost.algorithms))
         records = [record for record in in_passes if record.group != "pp"]
         records += [message] if message else []
         records += [record for record in in_passes if record.group == "pp"]

@@ -1,22 +1,86 @@
-"""What one rank holds of a model, and the buffers that its replicas exchange once a step."""
+"""What one rank holds of a model, which ranks share it, and what they exchange beside their passes.
+
+ZeRO and FSDP cut optimizer state, gradients and weights over replicas: all dp x cp of them, or
+groups of `layout.shard_group` that hold a whole copy each (hybrid shard). Experts are copied less
+often than the rest, so they have groups of their own. What a pass gathers and reduces for itself
+is in `sim.sharding`; here is what is left for the end of a step.
+
+Sources: Rajbhandari et al. 2020, arXiv 1910.02054 (the stages); Zhao et al. 2023, arXiv
+2304.11277, section 3.2 (full and hybrid shard).
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ..scenarios.framework import StateBytes
+from ..scenarios.model import RankParameters
 from ..scenarios.scenario import Scenario
+from ..topology.placement import Placement
 from .ops import ELEMENT_BYTES
 
+Ints = npt.NDArray[np.int64]
+ReplicaGroup = Literal["dp", "edp", "shard", "hybrid"]
+ReplicaOp = Literal["all_reduce", "reduce_scatter", "all_gather"]
 
-def rank_parameters(scenario: Scenario, stage: int, layers: int) -> int:
-    """Parameters of one rank of a stage; the last stage holds its own copy of a tied embedding."""
+
+@dataclass(frozen=True)
+class ReplicaBuffer:
+    """One exchange between replicas at the end of a step.
+
+    Attributes:
+        group: Who exchanges, as `replica_groups_of` lists them.
+        op: The collective.
+        bytes: The whole buffer of a rank, one entry a pipeline rank.
+    """
+
+    group: ReplicaGroup
+    op: ReplicaOp
+    bytes: tuple[float, ...]
+
+
+# --- what a rank holds ----------------------------------------------------------------------------------------------
+
+
+def home_rank(scenario: Scenario, virtual_stage: int) -> int:
+    """The pipeline rank that runs a virtual stage."""
+    layout = scenario.layout
+    if layout.vpp == 1:
+        return virtual_stage
+    rank, _ = scenario.schedule.home(virtual_stage, layout.pp, layout.vpp)
+    return rank
+
+
+def embedding_copied(scenario: Scenario) -> bool:
+    """Whether a tied embedding stands twice: on two ranks, for the first and the last virtual stage."""
+    last = scenario.layout.virtual_stages - 1
+    return scenario.model.tied and home_rank(scenario, 0) != home_rank(scenario, last)
+
+
+def rank_parameters(scenario: Scenario, virtual_stage: int) -> RankParameters:
+    """Parameters of one rank of a virtual stage.
+
+    The last one holds its own copy of a tied embedding, and the layers for further tokens. Where the first and the last virtual stage share a rank, as in V-shaped schedules, there is one copy.
+    """
     model, layout = scenario.model, scenario.layout
-    count = layers * model.rank_layer_parameters(layout.tp)
-    if stage == 0:
-        count += model.rank_embedding_parameters(layout.tp, scenario.training.seq_len)
-    if stage == layout.pp - 1:
-        count += model.rank_final_norm_parameters()
-        if layout.pp > 1 or not model.tied:
-            count += head_parameters(scenario)
-    return count
+    layers = layout.layers_by_virtual_stage(model.layers)
+    first = sum(layers[:virtual_stage])
+    count = RankParameters(0)
+    for layer in range(first, first + layers[virtual_stage]):
+        count += model.layer_share(layer, layout.tp, layout.ep, layout.etp)
+    dense = 0
+    if virtual_stage == 0:
+        dense += model.rank_embedding_parameters(layout.tp, scenario.training.seq_len)
+    if virtual_stage == layout.virtual_stages - 1:
+        dense += model.rank_final_norm_parameters()
+        if not model.tied or embedding_copied(scenario):
+            dense += head_parameters(scenario)
+        count += model.mtp_share(layout.tp, layout.ep, layout.etp)
+    return count + RankParameters(dense)
 
 
 def head_parameters(scenario: Scenario) -> int:
@@ -26,31 +90,179 @@ def head_parameters(scenario: Scenario) -> int:
     )
 
 
-def stage_parameters(scenario: Scenario) -> tuple[int, ...]:
-    """Parameters of one rank of each stage."""
-    layers = scenario.layout.layers_by_stage(scenario.model.layers)
-    return tuple(rank_parameters(scenario, stage, count) for stage, count in enumerate(layers))
+def stage_parameters(scenario: Scenario) -> tuple[RankParameters, ...]:
+    """Parameters of one rank, one entry a pipeline rank: those of all its virtual stages."""
+    held = [RankParameters(0)] * scenario.layout.pp
+    for virtual_stage in range(scenario.layout.virtual_stages):
+        held[home_rank(scenario, virtual_stage)] += rank_parameters(scenario, virtual_stage)
+    return tuple(held)
 
 
-def reduce_op(scenario: Scenario) -> str:
-    """How gradients are reduced over the replicas: with ZeRO-1 a framework may scatter the sum."""
-    if scenario.layout.zero >= 1 and scenario.framework.reduce.collective == "reduce_scatter":
+# --- who shares it --------------------------------------------------------------------------------------------------
+
+
+def replicas(scenario: Scenario) -> int:
+    """Ranks that hold the same dense parameters before sharding: dp x cp."""
+    return scenario.dp * scenario.layout.cp
+
+
+def expert_replicas(scenario: Scenario) -> int:
+    """Ranks that hold the same experts before sharding: dp x cp x tp / (ep x etp)."""
+    layout = scenario.layout
+    return replicas(scenario) * layout.tp // (layout.ep * (layout.etp or layout.tp))
+
+
+def shard_members(scenario: Scenario) -> int:
+    """Ranks that share one copy of what ZeRO shards of the dense parameters."""
+    return scenario.layout.shard_group or replicas(scenario)
+
+
+def shard_copies(scenario: Scenario) -> int:
+    """Copies of what ZeRO shards; one, but for hybrid shard."""
+    return replicas(scenario) // shard_members(scenario)
+
+
+def owned(scenario: Scenario, parameters: RankParameters) -> float:
+    """Of a rank's parameters those whose optimizer state it keeps and works on."""
+    if scenario.layout.zero == 0:
+        return float(parameters.total)
+    expert = parameters.expert / expert_replicas(scenario) if parameters.expert else 0.0
+    return parameters.dense / shard_members(scenario) + expert
+
+
+def summed(scenario: Scenario, parameters: RankParameters) -> float:
+    """Of a rank's parameters those whose summed gradients it has once they are reduced."""
+    scattered = scenario.layout.zero >= 2 or reduce_op(scenario) == "reduce_scatter"
+    return owned(scenario, parameters) if scattered else float(parameters.total)
+
+
+def replica_groups_of(placement: Placement, scenario: Scenario, group: ReplicaGroup) -> Ints:
+    """Devices of every group of a kind, one group a row, stage by stage.
+
+    Args:
+        placement: Its ``dp`` axis counts dp x cp.
+        scenario: What is asked.
+        group: ``dp`` all replicas; ``edp`` the ranks that hold the same experts; ``shard`` those that share one
+            copy of what ZeRO shards; ``hybrid`` the ranks that hold the same shard in different copies.
+    """
+    layout = scenario.layout
+    if group == "edp":
+        return placement.expert_data_groups(layout.ep, layout.etp or layout.tp)
+    if group == "shard":
+        return placement.replica_groups(shard_members(scenario))
+    if group == "hybrid":
+        return placement.replica_groups(shard_copies(scenario), shard_members(scenario))
+    return placement.data_groups()
+
+
+# --- how it travels -------------------------------------------------------------------------------------------------
+
+
+def state_bytes(scenario: Scenario) -> StateBytes:
+    """Bytes a parameter before sharding, with gradients added up as the training asks.
+
+    In fp32 the sum is a buffer of 4 bytes, unless the gradient itself is fp32; else the gradient that the
+    backward writes is the sum.
+    """
+    training = scenario.training
+    states = scenario.framework.states[training.precision]
+    element = ELEMENT_BYTES[training.precision]
+    if training.accumulate_fp32 is None or element == 4:
+        return states
+    if training.accumulate_fp32:
+        if max(states.gradient, states.accumulation) >= 4:
+            return states
+        return states.model_copy(update={"accumulation": 4.0})
+    return states.model_copy(update={"gradient": float(element), "accumulation": 0.0})
+
+
+def wire_bytes(scenario: Scenario) -> float:
+    """Bytes an element of the gradients on the wire."""
+    training, reduce = scenario.training, scenario.framework.reduce
+    if reduce.as_accumulated and training.accumulate_fp32 is not None:
+        return 4.0 if training.accumulate_fp32 else float(ELEMENT_BYTES[training.precision])
+    return reduce.bytes[training.precision]
+
+
+def weight_bytes(scenario: Scenario) -> float:
+    """Bytes an element of the weights on the wire, where they are gathered."""
+    given = scenario.framework.sharding.gather_bytes
+    return given[scenario.training.precision] if given else float(ELEMENT_BYTES[scenario.training.precision])
+
+
+def reduce_op(scenario: Scenario) -> ReplicaOp:
+    """How gradients are summed over the members of a shard group."""
+    zero = scenario.layout.zero
+    if zero == 3 or (zero > 0 and scenario.framework.reduce.collective == "reduce_scatter"):
         return "reduce_scatter"
     return "all_reduce"
 
 
-def reduce_bytes(scenario: Scenario, parameters: int) -> float:
-    """Gradient buffer of a rank that data parallelism reduces."""
-    return float(parameters * scenario.framework.reduce.bytes[scenario.training.precision])
+def reshards(scenario: Scenario) -> bool:
+    """Whether weights are given up after a forward and gathered again by its backward."""
+    return scenario.layout.zero == 3 and scenario.layout.reshard_after_forward
 
 
-def gather_bytes(scenario: Scenario, parameters: int) -> float:
-    """Parameter buffer that ZeRO-1 gathers after the optimizer; 0 without it."""
-    return float(parameters * ELEMENT_BYTES[scenario.training.precision]) if scenario.layout.zero >= 1 else 0.0
+def gathers_in_pass(scenario: Scenario) -> bool:
+    """Whether each forward gathers its weights; else they are gathered once a step, after the optimizer.
+
+    Between pipeline stages weights that are not resharded stay for all micro-batches.
+    """
+    layout = scenario.layout
+    in_pass = layout.zero == 3 or layout.zero in scenario.framework.sharding.gather_in_pass
+    return in_pass and layout.zero > 0 and (layout.pp == 1 or reshards(scenario))
+
+
+def reduces_in_pass(scenario: Scenario) -> bool:
+    """Whether each micro-batch's backward reduces its gradients; else they are reduced once a step."""
+    layout, reduce = scenario.layout, scenario.framework.reduce
+    return layout.zero in reduce.each_micro_batch and layout.zero > 0 and (layout.pp == 1 or reduce.each_in_pipeline)
+
+
+# --- what is exchanged at the end of a step -------------------------------------------------------------------------
+
+
+def after_backward(scenario: Scenario) -> tuple[ReplicaBuffer, ...]:
+    """The reductions of the gradients that no pass has done, in the order in which they run."""
+    if reduces_in_pass(scenario):
+        return ()
+    op, each = reduce_op(scenario), wire_bytes(scenario)
+    held = stage_parameters(scenario)
+    dense = tuple(each * parameters.dense for parameters in held)
+    found: list[ReplicaBuffer] = []
+    if op == "reduce_scatter" and shard_copies(scenario) > 1:
+        members = shard_members(scenario)
+        found += [
+            ReplicaBuffer("shard", op, dense if members > 1 else ()),
+            ReplicaBuffer("hybrid", "all_reduce", tuple(size / members for size in dense)),
+        ]
+    else:
+        found.append(ReplicaBuffer("dp", op, dense if replicas(scenario) > 1 else ()))
+    found.append(_experts(scenario, op, each, held))
+    return tuple(buffer for buffer in found if any(buffer.bytes))
+
+
+def after_optimizer(scenario: Scenario) -> tuple[ReplicaBuffer, ...]:
+    """The gathering of the new weights, where the passes do not do it themselves."""
+    if scenario.layout.zero == 0 or gathers_in_pass(scenario):
+        return ()
+    each, held = weight_bytes(scenario), stage_parameters(scenario)
+    group: ReplicaGroup = "shard" if shard_copies(scenario) > 1 else "dp"
+    dense = tuple(each * parameters.dense for parameters in held)
+    found = (
+        ReplicaBuffer(group, "all_gather", dense if shard_members(scenario) > 1 else ()),
+        _experts(scenario, "all_gather", each, held),
+    )
+    return tuple(buffer for buffer in found if any(buffer.bytes))
+
+
+def _experts(scenario: Scenario, op: ReplicaOp, each: float, held: tuple[RankParameters, ...]) -> ReplicaBuffer:
+    several = any(parameters.expert for parameters in held) and expert_replicas(scenario) > 1
+    return ReplicaBuffer("edp", op, tuple(each * parameters.expert for parameters in held) if several else ())
 
 
 def embedding_bytes(scenario: Scenario) -> float:
     """Gradient buffer that the two copies of a tied embedding reduce; 0 where there is one copy."""
-    if not scenario.model.tied or scenario.layout.pp == 1:
+    if not embedding_copied(scenario):
         return 0.0
     return float(head_parameters(scenario) * scenario.framework.tied_reduce_bytes[scenario.training.precision])

@@ -27,7 +27,7 @@ from .fold import Classes, LinkUse
 from .lanes import disturbed_tensor_rates, find_lanes, tensor_groups_together, tensor_ring_rate
 from .network import TrafficClasses
 from .perturb import Damage, damage_of
-from .replica_buffers import ReplicaBuffer, after_backward, after_optimizer, replica_groups_of
+from .shards import ReplicaBuffer, after_backward, after_optimizer, replica_groups_of
 from .tail import Collective, Exchange
 from .timeline import Hop, flows_of
 from .virtual_stages import StageTable, ends_of, hops_around, stage_table

@@ -22,7 +22,7 @@ from .files import build, bundled_names, looks_like_path, read_document
 PACKAGE = "exatwin.topology"
 FOLDER = "machines"
 
-Precision = Literal["fp32", "fp16", "bf16"]
+Precision = Literal["fp32", "fp16", "bf16", "fp8"]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9-]*$", max_length=20)]
 DeviceNumber = Annotated[int, Field(strict=True, ge=0)]
 
@@ -127,6 +127,8 @@ class Node(Entry):
         nic_latency: One way through one port, where the vendor prints it.
         rings: Orders that the vendor's library runs rings in; none where it is free to choose.
         numa: Devices next to each NUMA domain of the host.
+        host_link: Between one device and the host's memory, one direction, every device at once.
+        host_memory_bandwidth: Of the host's memory, all of the node.
     """
 
     kind: Literal["point_to_point", "switched", "single"]
@@ -139,6 +141,8 @@ class Node(Entry):
     nic_latency: LatencyFact | None = None
     rings: tuple[Ring, ...] = ()
     numa: NumaFact | None = None
+    host_link: BandwidthFact | None = None
+    host_memory_bandwidth: BandwidthFact | None = None
 
     @property
     def devices(self) -> int:

@@ -1,8 +1,9 @@
 """Which device each rank runs on: the order of ranks, the devices of a node, the nodes of the job.
 
 Ranks are numbered as Megatron-LM and DeepSpeed number them: tensor parallel
-varies fastest, then data parallel, and the pipeline stage slowest. A scenario may
-say another order. Ranks fill the nodes of the job in order, rank ``i`` of a node on
+varies fastest, then the replicas (context parallel, then data parallel), and the
+pipeline stage slowest. A scenario may say another order. Expert-parallel groups lie
+within the tensor ranks and replicas of a stage. Ranks fill the nodes of the job in order, rank ``i`` of a node on
 device ``i`` unless the scenario says which: on Frontier a task's local rank is not
 its GCD's number unless it is bound so.
 
@@ -38,7 +39,7 @@ class Placement:
 
     Attributes:
         tp: Tensor-parallel degree.
-        dp: Data-parallel degree.
+        dp: Replicas: data-parallel times context-parallel degree, the context varying faster.
         pp: Pipeline stages.
         devices_per_node: Devices of a node; a device's number is ``node * devices_per_node + local``,
             nodes counted within the job.
@@ -114,6 +115,43 @@ class Placement:
         replicas = self.data_groups().reshape(self.pp * self.tp, -1, size, stride)
         return np.swapaxes(replicas, 2, 3).reshape(-1, size)
 
+    def expert_tensor_groups(self, etp: int) -> Ranks:
+        """Devices of the groups that an expert's matrices are cut over, stage by stage, shape (groups, etp).
+
+        >>> Placement(tp=4, dp=1, pp=1, devices_per_node=8).expert_tensor_groups(2).tolist()
+        [[0, 1], [2, 3]]
+        """
+        return self.grid().reshape(-1, etp)
+
+    def expert_groups(self, ep: int, etp: int) -> Ranks:
+        """Devices of every expert-parallel group, stage by stage, shape (groups, ep).
+
+        The ranks of a stage, tensor ranks varying fastest, are numbered anew: the expert's tensor
+        rank fastest, then the expert-parallel rank, then the copies of the experts. With ``etp`` equal
+        to ``tp`` these are groups of neighbouring replicas.
+
+        Args:
+            ep: Ranks that the experts are spread over.
+            etp: Tensor-parallel degree of the experts; ``ep x etp`` divides ``tp x dp``.
+
+        Source: Megatron-LM, megatron/core/parallel_state.py (``expert_decoder_rank_generator``).
+
+        >>> Placement(tp=2, dp=4, pp=1, devices_per_node=8).expert_groups(ep=2, etp=2).tolist()
+        [[0, 2], [1, 3], [4, 6], [5, 7]]
+        >>> Placement(tp=2, dp=4, pp=1, devices_per_node=8).expert_groups(ep=4, etp=1).tolist()
+        [[0, 1, 2, 3], [4, 5, 6, 7]]
+        """
+        return np.swapaxes(self.grid().reshape(-1, ep, etp), 1, 2).reshape(-1, ep)
+
+    def expert_data_groups(self, ep: int, etp: int) -> Ranks:
+        """Devices that hold the same experts, stage by stage, shape (groups, tp x dp / (ep x etp)).
+
+        >>> Placement(tp=2, dp=4, pp=1, devices_per_node=8).expert_data_groups(ep=4, etp=1).tolist()
+        [[0, 4], [1, 5], [2, 6], [3, 7]]
+        """
+        copies = self.grid().reshape(self.pp, -1, ep * etp)
+        return np.swapaxes(copies, 1, 2).reshape(-1, copies.shape[1])
+
     def pipeline_groups(self) -> Ranks:
         """Devices of every pipeline, shape (groups, pp)."""
         return self.grid().reshape(self.pp, -1).T
@@ -135,7 +173,7 @@ def build_placement(spec: PlacementSpec, machine: Machine, tp: int, dp: int, pp:
         spec: What it asks.
         machine: Where it runs.
         tp: Tensor-parallel degree.
-        dp: Data-parallel degree.
+        dp: Replicas, data-parallel times context-parallel degree.
         pp: Pipeline stages.
 
     Raises:
@@ -263,8 +301,15 @@ def group_words(machine: Machine) -> tuple[str, str]:
     return "switch", "switches"
 
 
-def crossings(placement: Placement, machine: Machine) -> list[str]:
+def crossings(placement: Placement, machine: Machine, cp: int = 1, ep: int = 1, etp: int | None = None) -> list[str]:
     """Which groups of ranks leave a node, and how far they reach; a sentence each.
+
+    Args:
+        placement: Where the ranks are.
+        machine: What they run on.
+        cp: Context-parallel degree.
+        ep: Expert-parallel degree.
+        etp: Tensor-parallel degree of the experts; left out: that of the placement.
 
     >>> from .machine import load_machine
     >>> crossings(Placement(tp=8, dp=6, pp=64, devices_per_node=8), load_machine("frontier"))[0]
@@ -272,7 +317,9 @@ def crossings(placement: Placement, machine: Machine) -> list[str]:
     """
     kinds = {
         "tensor-parallel groups": placement.tensor_groups(),
-        "data-parallel groups": placement.data_groups(),
+        "data-parallel groups": placement.replica_groups(placement.dp // cp, cp),
+        "context-parallel groups": placement.replica_groups(cp),
+        "expert-parallel groups": placement.expert_groups(ep, etp or placement.tp),
         "pipelines": placement.pipeline_groups(),
     }
     fabric = machine.fabric

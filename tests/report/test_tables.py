@@ -160,9 +160,10 @@ def test_warnings_come_last():
 
 def memory_of(peaks):
     stages = [
-        StageMemory(number, peak, peak, 0.0, "", MemoryParts(parameters=peak), 0.0) for number, peak in enumerate(peaks)
+        StageMemory(number, peak, peak, peak, 0.0, "", MemoryParts(parameters=peak), 0.0)
+        for number, peak in enumerate(peaks)
     ]
-    return Memory("fits", 64 * 2**30, 0.0, tuple(stages))
+    return Memory("fits", 64 * 2**30, 0.0, 0.0, tuple(stages))
 
 
 @pytest.mark.parametrize("stages", [1, 2, 7, 8, 9, 64, 1000])

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from exatwin.scenarios.scenario import load_scenario, scenario_names
 from exatwin.scenarios.schedules import SCHEDULES, in_flight, schedule_table
-from exatwin.sim.memory import layer_kept_bytes
-from exatwin.sim.ops import Shapes
+from exatwin.sim.activations import Sizes, layer_kept_bytes
 from exatwin.sim.predict import predict
 
 SMALL = [
@@ -30,10 +29,10 @@ def memory(*overrides):
     return predict(load_scenario("h100-llama-3-8b", [*SMALL, *overrides]), fidelity="recurrence").memory
 
 
-def shapes(model="{layers: 2, hidden: 1024, heads: 16, vocab: 4000}", **training):
+def sizes(model="{layers: 2, hidden: 1024, heads: 16, vocab: 4000}", **training):
     options = [f"training.{key}={value}" for key, value in training.items()]
     scenario = load_scenario("h100-llama-3-8b", [*SMALL, f"model={model}", "layout.pp=1", "devices=8", *options])
-    return Shapes(scenario.model, scenario.training, scenario.layout)
+    return Sizes(scenario.model, scenario.training, scenario.layout)
 
 
 @pytest.mark.parametrize("name", scenario_names())
@@ -54,7 +53,7 @@ def test_a_gpt_layer_keeps_what_korthikanti_counts():
 
     The 10 is two norm inputs and two outputs of 2 bytes, which every rank keeps, and two masks.
     """
-    some = shapes(attention_dropout=0.1, hidden_dropout=0.1)
+    some = sizes(attention_dropout=0.1, hidden_dropout=0.1)
     s, h, a, t = 512, 1024, 16, 2
     assert layer_kept_bytes(some) == pytest.approx(s * h * (10 + 24 / t + 5 * a * s / (h * t)))
 
@@ -114,8 +113,8 @@ def test_states_are_the_bytes_a_parameter_of_the_framework(precision, weight, gr
 
 @given(st.sampled_from(["training.seq_len", "layout.micro_batch"]), st.sampled_from(["none", "selective", "full"]))
 def test_longer_sequences_and_larger_micro_batches_take_more_memory(field, mode):
-    sizes = (256, 512, 1024) if field == "training.seq_len" else (1, 2, 4)
-    peaks = [memory(f"{field}={size}", f"layout.recompute={mode}").worst.peak_bytes for size in sizes]
+    values = (256, 512, 1024) if field == "training.seq_len" else (1, 2, 4)
+    peaks = [memory(f"{field}={size}", f"layout.recompute={mode}").worst.peak_bytes for size in values]
     assert peaks == sorted(peaks)
     assert peaks[0] < peaks[-1]
 

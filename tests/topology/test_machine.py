@@ -17,7 +17,11 @@ from exatwin.topology.errors import InputError
 from exatwin.topology.files import read_document
 from exatwin.topology.machine import Machine, load_machine, machine_from_document, machine_names
 
-BUNDLED = ["aurora", "dgx-h100", "frontier", "fugaku", "lumi-g", "selene"]
+BUNDLED = [
+    *("alps", "aurora", "aws-p5", "dgx-b200", "dgx-h100", "dgx-h200", "frontier", "fugaku", "gb200-nvl72"),
+    *("gpt-neox-a100-40", "jean-zay-a100", "jean-zay-v100", "jean-zay-v100-16", "lumi-g", "mi300x-node"),
+    *("mosaic-a100", "mosaic-a100-40", "mosaic-h100", "selene", "vtrain-a100"),
+]
 
 
 def document(name="frontier"):
@@ -170,9 +174,9 @@ def test_the_schema_has_readable_names_and_accepts_every_bundled_machine():
         ("device.word", "", "device.word: string should match pattern"),
         ("device.peak", {}, "device.peak: dictionary should have at least 1 item"),
         (
-            "device.peak.fp8",
+            "device.peak.fp4",
             {"value": "1 TFLOP/s", "source": "x"},
-            "device.peak.fp8: input should be 'fp32', 'fp16' or 'bf16'",
+            "device.peak.fp4: input should be 'fp32', 'fp16', 'bf16' or 'fp8'",
         ),
         ("device.peak.fp16.value", "191.5 TB/s", "device.peak.fp16.value: rate '191.5 TB/s' has an unknown unit"),
         ("device.devices_per_module", 3, "device.devices_per_module: 3 devices a module do not divide the 8 devices"),

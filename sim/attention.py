@@ -1,0 +1,55 @@
+"""The core of attention on one rank: scores, softmax and the sum over values, whole or over a context-parallel group.
+
+Under context parallelism a rank holds the first and the last of 2 c pieces in pairs (rank i the
+pieces i and 2 c - 1 - i), so that the causal mask leaves every rank the same work.
+
+Sources: Liu et al. 2023, arXiv 2310.01889 (ring); Llama team 2024, arXiv 2407.21783, section 3.3.2 (keys and
+values gathered; the pairs of pieces); Jacobs et al. 2023, arXiv 2309.14509 (all-to-all);
+Transformer Engine, transformer_engine/pytorch/attention (what travels backward).
+"""
+
+from __future__ import annotations
+
+from .ops import MASK_BYTES, Collective, Elementwise, FusedAttention, Gemm, Op, RingAttention, Shapes, plain_precision
+
+
+def attention_core(shapes: Shapes) -> list[Op]:
+    """What a rank does between the projections, forward."""
+    layout, e, tokens = shapes.layout, shapes.element, shapes.tokens
+    heads = layout.micro_batch * shapes.rank_heads
+    seq, here = shapes.training.seq_len, shapes.seq
+    if layout.cp == 1:
+        return _attend(shapes, heads, seq, seq)
+    key_value = float(tokens * (shapes.rank_key + shapes.rank_value) * e)
+    if layout.cp_attention == "all_gather":
+        gather = Collective("key_value_gather", "all_gather", layout.cp * key_value, "cp", again=True)
+        return [gather, *_attend(shapes, heads, here, seq)]
+    if layout.cp_attention == "all_to_all":
+        first = Collective("heads_out", "all_to_all", key_value + tokens * shapes.rank_query * e, "cp")
+        last = Collective("heads_back", "all_to_all", float(tokens * shapes.rank_attended * e), "cp")
+        return [first, *_attend(shapes, heads // layout.cp, seq, seq), last]
+    return [RingAttention("attention", _fused(shapes, heads, here, here), layout.cp, key_value)]
+
+
+def _attend(shapes: Shapes, heads: int, queries: int, keys: int) -> list[Op]:
+    """``heads`` of all sequences, each with so many queries and keys."""
+    if shapes.layout.flash_attention:
+        return [_fused(shapes, heads, queries, keys)]
+    scores, e, plain = heads * queries * keys, shapes.element, plain_precision(shapes)
+    ops: list[Op] = [
+        Gemm("scores", queries, keys, shapes.query_dim, heads, precision=plain, weights=False),
+        Elementwise("softmax", 2 * scores * e),  # scale, mask and softmax in one kernel: read, write
+    ]
+    if shapes.training.attention_dropout > 0:
+        ops.append(Elementwise("attention_dropout", scores * (2 * e + MASK_BYTES)))
+    ops.append(Gemm("values", queries, shapes.value_dim, keys, heads, precision=plain, weights=False))
+    return ops
+
+
+def _fused(shapes: Shapes, heads: int, queries: int, keys: int) -> FusedAttention:
+    """One kernel; the mask skips half of two products of 2 q k d FLOP a head."""
+    width = shapes.query_dim + shapes.value_dim
+    read = max(heads * shapes.rank_kv_heads // shapes.rank_heads, 1)  # heads of keys and values
+    moved = float(heads * queries * width + read * keys * width) * shapes.element
+    flop = float(heads * queries * keys * width)
+    return FusedAttention("attention", flop, moved, shapes.query_dim, heads, queries, keys)

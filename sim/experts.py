@@ -1,0 +1,110 @@
+"""A mixture-of-experts block on one rank: routed experts with their dispatch, and shared ones.
+
+Each rank of a tensor group routes its own share of the tokens, sorts their copies by expert, sends
+them to the ranks that hold the experts, and weighs what comes back.
+
+Sources: Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py (``MoEAlltoAllTokenDispatcher``:
+permute, all-to-all, gather over the experts' tensor group, sort, and all of it back); Gale et al. 2022,
+arXiv 2211.15841 (grouped products); Rajbhandari et al. 2022, arXiv 2201.05596 (without sequence parallelism
+the tensor ranks share the tokens out, and gather the results).
+"""
+
+from __future__ import annotations
+
+from .ops import Collective, Elementwise, Gemm, Op, Shapes, enter, leave, linear, plain_precision
+
+
+def busiest(shapes: Shapes) -> float:
+    """Tokens of the busiest expert rank over the mean, as far as the capacity lets them."""
+    training = shapes.training
+    if training.capacity_factor is None:
+        return training.expert_imbalance
+    return min(training.expert_imbalance, training.capacity_factor)
+
+
+def expert_rows(shapes: Shapes) -> tuple[int, int]:
+    """Tokens of each expert of the busiest rank, and experts there that have any."""
+    model = shapes.model
+    assert model.experts and model.top_k
+    held = model.experts // shapes.layout.ep
+    rows = routed_tokens(shapes) * model.top_k * shapes.etp * busiest(shapes)
+    return max(-(-int(rows) // held), 1), min(held, max(int(rows), 1))
+
+
+def routed_tokens(shapes: Shapes) -> int:
+    """Tokens that one rank routes: its share of the tensor group's."""
+    return shapes.tokens // shapes.layout.tp
+
+
+def expert_block(shapes: Shapes) -> list[Op]:
+    """Router, dispatch, experts, combination; and the shared experts beside them."""
+    model = shapes.model
+    ops = routed_block(shapes)
+    if model.shared_experts:
+        ops += mlp_block(shapes, model.shared_width, "shared")
+        adding = float(3 * shapes.stream_tokens * model.hidden * shapes.element)
+        if model.shared_gate:
+            ops.append(Gemm("shared_gate", shapes.stream_tokens, 1, model.hidden, precision=plain_precision(shapes)))
+        ops.append(Elementwise("shared_add", adding))
+    return ops
+
+
+def routed_block(shapes: Shapes) -> list[Op]:
+    """The routed experts alone."""
+    model, layout, e = shapes.model, shapes.layout, shapes.element
+    assert model.experts and model.top_k
+    tokens, hidden = routed_tokens(shapes), model.hidden
+    copies = tokens * model.top_k
+    rows, held = expert_rows(shapes)
+    ffn = model.expert_width // shapes.etp
+    wide = (2 if model.gated else 1) * ffn
+    sent = copies * hidden * e * busiest(shapes)
+    group = shapes.expert_group
+    gathered = Collective("expert_gather", "all_gather", sent * shapes.etp, group)
+    scattered = Collective("expert_scatter", "reduce_scatter", sent * shapes.etp, group)
+    sort = Elementwise("expert_sort", 2.0 * rows * held * hidden * e)
+    sorts: list[Op] = [sort] if model.experts > layout.ep > 1 else []  # what came from each rank is sorted by expert
+    cut = shapes.etp > 1
+    return [
+        Gemm("router", tokens, model.experts, hidden, precision=plain_precision(shapes)),
+        # In fp32: logits, softmax (read, write), the choice of k, and its map (write).
+        Elementwise("routing", 4.0 * 4 * tokens * model.experts, kernels=4),
+        Elementwise("permute", 2.0 * copies * hidden * e),
+        Collective("dispatch", "all_to_all", sent, "ep"),
+        *([gathered] if cut else []),
+        *sorts,
+        *linear(shapes, "expert_in", rows, wide, hidden, held, grouped=True),
+        Elementwise("expert_activation", float(rows * held * (wide + ffn) * e)),
+        *linear(shapes, "expert_out", rows, hidden, ffn, held, grouped=True),
+        *sorts,
+        *([scattered] if cut else []),
+        Collective("combine", "all_to_all", sent, "ep"),
+        Elementwise("unpermute", float((copies + tokens) * hidden * e)),
+        *_whole_again(shapes),
+    ]
+
+
+def _whole_again(shapes: Shapes) -> list[Op]:
+    """Without sequence parallelism every tensor rank needs what the others routed."""
+    if shapes.layout.sequence_parallel:
+        return []
+    return [Collective("routed_gather", "all_gather", float(shapes.tokens * shapes.model.hidden * shapes.element))]
+
+
+def mlp_block(shapes: Shapes, width: int, name: str) -> list[Op]:
+    """A plain MLP, cut over the tensor group."""
+    return [*mlp_inner(shapes, width, name), leave(shapes, f"{name}_reduce")]
+
+
+def mlp_inner(shapes: Shapes, width: int, name: str, entered: bool = False) -> list[Op]:
+    """The same without its last reduction; ``entered``: the tokens are there already."""
+    ffn, e, tokens = width // shapes.layout.tp, shapes.element, shapes.tokens
+    wide = (2 if shapes.model.gated else 1) * ffn
+    *casts, product = linear(shapes, f"{name}_in", tokens, wide, shapes.model.hidden)
+    return [
+        *casts,
+        *([] if entered else [enter(shapes, f"{name}_enter")]),
+        product,
+        Elementwise("activation" if name == "ffn" else f"{name}_activation", float(tokens * (wide + ffn) * e)),
+        *linear(shapes, f"{name}_out", tokens, shapes.model.hidden, ffn),
+    ]

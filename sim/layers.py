@@ -1,0 +1,241 @@
+"""A transformer layer, the embedding and the head on one rank, as lists of ops.
+
+Column-parallel projections split their output, row-parallel ones their input, and an all-reduce
+over the tensor group ends each of the two blocks of a layer; with sequence parallelism a gather
+begins it and a reduce-scatter ends it.
+
+Source: Shoeybi et al. 2019, arXiv 1909.08053; Korthikanti et al. 2022, arXiv 2205.05198.
+"""
+
+from __future__ import annotations
+
+from ..scenarios.framework import Framework
+from .attention import attention_core
+from .experts import expert_block, mlp_block, mlp_inner, routed_block
+from .ops import (
+    MASK_BYTES,
+    Collective,
+    Elementwise,
+    Gemm,
+    Op,
+    Shapes,
+    backward_ops,
+    enter,
+    executed,
+    leave,
+    linear,
+    of_weights,
+    plain_precision,
+)
+
+
+def layer_forward(shapes: Shapes, moe: bool = False) -> list[Op]:
+    """One transformer layer, forward, on one rank."""
+    return executed(_layer(shapes, moe))
+
+
+def layer_backward(shapes: Shapes, framework: Framework, moe: bool = False, split: bool = False) -> list[Op]:
+    """One transformer layer, backward, on one rank, without recomputation.
+
+    Args:
+        shapes: The numbers of a rank.
+        framework: How gradients add up, and whether collectives run beside products.
+        moe: A layer with experts.
+        split: The schedule runs the gradients of weights apart, so that nothing runs beside them.
+    """
+    ops = backward_ops(_layer(shapes, moe), overlap=framework.overlap_tensor_grads and not split)
+    return [*ops, accumulate(shapes.layer_parameters(moe).total, shapes, framework)]
+
+
+def weight_part(ops: list[Op]) -> list[Op]:
+    """The ops of a backward pass that only make the gradients of weights (W of a zero-bubble schedule)."""
+    return [op for op in ops if of_weights(op)]
+
+
+def _layer(shapes: Shapes, moe: bool) -> list[Op]:
+    model, e = shapes.model, shapes.element
+    hidden = shapes.stream_tokens * model.hidden
+    norm = 2 * hidden * e
+    if model.parallel_blocks and not moe:
+        # One input, one reduction; two outputs are added to the stream.
+        return [
+            Elementwise("norm_1", model.layer_norms * norm, kernels=model.layer_norms),
+            *_attention(shapes),
+            *mlp_inner(shapes, model.ffn, "ffn", entered=True),
+            leave(shapes, "block_reduce"),
+            Elementwise("residual", _add_bytes(shapes) + hidden * e),
+        ]
+    more = model.layer_norms - 2  # norms of what the blocks give, as in Gemma 2
+    return [
+        Elementwise("norm_1", norm),
+        *_attention(shapes),
+        leave(shapes, "attention_reduce"),
+        Elementwise("residual_1", _add_bytes(shapes)),
+        Elementwise("norm_2", norm),
+        *(expert_block(shapes) if moe else mlp_block(shapes, model.ffn, "ffn")),
+        Elementwise("residual_2", _add_bytes(shapes)),
+        *([Elementwise("norm_outputs", more * norm, kernels=more)] if more > 0 else []),
+    ]
+
+
+def _add_bytes(shapes: Shapes) -> int:
+    """Bias, dropout and residual in one kernel: two reads, one write, the mask."""
+    dropout = MASK_BYTES if shapes.training.hidden_dropout > 0 else 0
+    return shapes.stream_tokens * shapes.model.hidden * (3 * shapes.element + dropout)
+
+
+def _attention(shapes: Shapes) -> list[Op]:
+    """The attention block up to its last reduction."""
+    model, tokens, e = shapes.model, shapes.tokens, shapes.element
+    heads = tokens * (shapes.rank_query + shapes.rank_key)
+    ops = _latent_projections(shapes) if shapes.latent else _projections(shapes)
+    if model.qk_norm and not shapes.latent:
+        ops.append(Elementwise("query_key_norm", 2 * heads * e, kernels=2))
+    if model.positions == "rotary":
+        turned = heads if not shapes.latent else tokens * (shapes.rank_heads + 1) * (model.rope_dim or 0)
+        ops.append(Elementwise("rotary", 2 * turned * e))
+    return [*ops, *attention_core(shapes), *linear(shapes, "projection", tokens, model.hidden, shapes.rank_attended)]
+
+
+def _projections(shapes: Shapes) -> list[Op]:
+    width = shapes.rank_query + shapes.rank_key + shapes.rank_value
+    *casts, product = linear(shapes, "qkv", shapes.tokens, width, shapes.model.hidden)
+    return [*casts, enter(shapes, "attention_enter"), product]
+
+
+def _latent_projections(shapes: Shapes) -> list[Op]:
+    """Down to the latent widths, uncut, on the tokens of the stream; up to the heads, cut over the tensor group.
+
+    Source: DeepSeek-AI 2024, arXiv 2405.04434, section 2.1; Megatron-LM,
+    megatron/core/transformer/multi_latent_attention.py.
+    """
+    model, e, here, tokens = shapes.model, shapes.element, shapes.stream_tokens, shapes.tokens
+    rank, rope = model.kv_rank or 0, model.rope_dim or 0
+    ops: list[Op] = []
+    if model.q_rank:
+        *casts, up = linear(shapes, "query_up", tokens, shapes.rank_query, model.q_rank)
+        ops += linear(shapes, "query_down", here, model.q_rank, model.hidden)
+        ops += [Elementwise("query_norm", 2 * here * model.q_rank * e), *casts]
+        ops += [enter(shapes, "query_enter", model.q_rank), up]
+    else:
+        *casts, product = linear(shapes, "query", tokens, shapes.rank_query, model.hidden)
+        ops += [*casts, enter(shapes, "query_enter"), product]
+    plain = shapes.query_dim - rope
+    *casts, up = linear(shapes, "key_value_up", tokens, shapes.rank_heads * (plain + shapes.value_dim), rank)
+    ops += linear(shapes, "key_value_down", here, rank + rope, model.hidden)
+    ops += [Elementwise("key_value_norm", 2 * here * rank * e), *casts]
+    ops += [enter(shapes, "key_value_enter", rank + rope), up]
+    # The rotary part of the keys is one for all heads; each head gets its copy beside the plain part.
+    return [*ops, Elementwise("key_concat", 2 * tokens * shapes.rank_heads * shapes.query_dim * e)]
+
+
+def accumulate(parameters: int, shapes: Shapes, framework: Framework) -> Elementwise:
+    """Adding a micro-batch's weight gradients to what earlier ones left.
+
+    Reads the new gradient, reads and writes the sum.
+    """
+    states = framework.states[shapes.training.precision]
+    kept = states.accumulation or states.gradient
+    new = states.gradient or shapes.element
+    return Elementwise("accumulate", parameters * (new + 2 * kept))
+
+
+def recomputed(shapes: Shapes, mode: str, moe: bool = False) -> list[Op]:
+    """The forward ops of a layer that the backward pass runs again."""
+    if mode == "full":
+        return layer_forward(shapes, moe)
+    if mode == "none":
+        return []
+    chosen = shapes.layout.recompute_ops
+    ops: list[Op] = attention_core(shapes) if "attention" in chosen else []
+    named = [name for name in ("norm", "activation") if name in chosen]
+    again = routed_block(shapes) if moe and "experts" in chosen else []
+    for op in layer_forward(shapes, moe):
+        chosen_alone = isinstance(op, Elementwise) and any(name in op.name for name in named)
+        ops += [op] if chosen_alone and op not in again else []
+    return executed([*ops, *again])
+
+
+def embedding_forward(shapes: Shapes) -> list[Op]:
+    """Word and position embedding on the first stage."""
+    whole, e = shapes.tokens * shapes.model.hidden, shapes.element
+    hidden = shapes.stream_tokens * shapes.model.hidden
+    dropout = MASK_BYTES if shapes.training.hidden_dropout > 0 else 0
+    ops: list[Op] = [
+        Elementwise("embedding", 2 * whole * e),
+        leave(shapes, "embedding_reduce"),
+        Elementwise("embedding_add", hidden * (2 * e + dropout)),
+    ]
+    if shapes.model.embedding_norm:
+        ops.append(Elementwise("embedding_norm", 2 * hidden * e))
+    return ops
+
+
+def embedding_backward(shapes: Shapes, framework: Framework) -> list[Op]:
+    """The scatter of the gradient into the embedding's rows, and its accumulation over the whole shard."""
+    whole = shapes.tokens * shapes.model.hidden
+    parameters = shapes.model.rank_embedding_parameters(shapes.layout.tp, shapes.training.seq_len)
+    return [
+        *backward_ops([leave(shapes, "embedding_reduce")]),
+        Elementwise("embedding_grad", 2 * whole * shapes.element),
+        accumulate(parameters, shapes, framework),
+    ]
+
+
+def head_forward(shapes: Shapes) -> list[Op]:
+    """Final norm, logits and the vocabulary-parallel loss on the last stage."""
+    e, logits = shapes.element, shapes.tokens * shapes.rank_vocab
+    # The loss in fp32: convert (read e, write 4), maximum (4), subtract and exponentiate (8), sum (4), divide (8).
+    return [
+        Elementwise("final_norm", 2 * shapes.stream_tokens * shapes.model.hidden * e),
+        *executed(_logits(shapes)),
+        Elementwise("loss", logits * (e + 4 + 4 + 8 + 4 + 8), kernels=5),
+        # Maximum, target logit and sum, in fp32.
+        Collective("loss_reduce", "all_reduce", float(3 * 4 * shapes.tokens)),
+    ]
+
+
+def head_backward(shapes: Shapes, framework: Framework, split: bool = False) -> list[Op]:
+    """Gradient of loss, logits and final norm, and the accumulation of the head's shard."""
+    e, logits = shapes.element, shapes.tokens * shapes.rank_vocab
+    head = shapes.model.rank_head_parameters(shapes.layout.tp)
+    return [
+        Elementwise("loss_grad", logits * (8 + 4 + e), kernels=2),
+        *backward_ops(_logits(shapes), overlap=framework.overlap_tensor_grads and not split),
+        Elementwise("final_norm_grad", 4 * shapes.stream_tokens * shapes.model.hidden * e),
+        accumulate(head, shapes, framework),
+    ]
+
+
+def _logits(shapes: Shapes) -> list[Op]:
+    product = Gemm("logits", shapes.tokens, shapes.rank_vocab, shapes.model.hidden, precision=plain_precision(shapes))
+    return [enter(shapes, "logits_enter"), product]
+
+
+def ahead_forward(shapes: Shapes) -> list[Op]:
+    """What a layer that predicts a further token has beside a layer and a head: norms, and two streams made one.
+
+    Source: DeepSeek-AI 2024, arXiv 2412.19437, section 2.2.
+    """
+    return executed(_ahead(shapes))
+
+
+def ahead_backward(shapes: Shapes, framework: Framework) -> list[Op]:
+    """Its backward."""
+    hidden = shapes.model.hidden
+    parameters = 2 * hidden * hidden // shapes.layout.tp + 3 * shapes.model.norm_parameters
+    return [*backward_ops(_ahead(shapes)), accumulate(parameters, shapes, framework)]
+
+
+def _ahead(shapes: Shapes) -> list[Op]:
+    hidden, e = shapes.model.hidden, shapes.element
+    here, tokens = shapes.stream_tokens, shapes.tokens
+    *casts, product = linear(shapes, "ahead", tokens, hidden // shapes.layout.tp, 2 * hidden)
+    return [
+        *embedding_forward(shapes),
+        Elementwise("ahead_norms", 3 * 2 * here * hidden * e, kernels=3),
+        *casts,
+        enter(shapes, "ahead_enter", 2 * hidden),
+        product,
+        Collective("ahead_gather", "all_gather", float(tokens * hidden * e)),
+    ]

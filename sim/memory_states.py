@@ -1,0 +1,121 @@
+"""What a rank holds from step to step: weights, gradients, optimizer state, and the buffers beside them.
+
+Sources: Rajbhandari et al. 2020, arXiv 1910.02054, section 5 (what each stage of ZeRO shards); Zhao et al. 2023,
+arXiv 2304.11277, sections 3 and 4 (units that are gathered, prefetched and reduced); Wang et al. 2023,
+arXiv 2306.10209, section 3 (secondary shards).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..scenarios.framework import StateBytes
+from ..scenarios.model import RankParameters
+from ..scenarios.scenario import Scenario
+from ..scenarios.training import Training
+from .activations import Sizes, Step, dummy_bytes, unit_elements
+from .ops import ELEMENT_BYTES
+from .shards import expert_replicas, shard_copies, shard_members
+
+FP32_BYTES = 4.0
+
+
+@dataclass(frozen=True)
+class StateSizes:
+    """Bytes that stay on a rank.
+
+    Attributes:
+        parameters: Weights, or this rank's shard of them.
+        gradients: Gradients and their accumulation, or this rank's shard.
+        optimizer: Optimizer state of this rank.
+        buffers: What else stays allocated.
+        units: Weights and gradients of sharded units while they are whole; there during the passes only.
+        optimizer_work: What only the optimizer's step takes.
+    """
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    buffers: float = 0.0
+    units: float = 0.0
+    optimizer_work: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """What stays from step to step."""
+        return self.parameters + self.gradients + self.optimizer + self.buffers
+
+
+def gathers(scenario: Scenario) -> bool:
+    """Whether the passes gather the weights unit by unit, and reduce their gradients so."""
+    return scenario.layout.zero == 3 or scenario.layout.zero in scenario.framework.sharding.gather_in_pass
+
+
+def gradient_bytes(states: StateBytes, training: Training) -> float:
+    """Bytes of a parameter's gradients: as the framework does, or as the training says it adds them up."""
+    element = ELEMENT_BYTES[training.precision]
+    if training.accumulate_fp32 is None:
+        return states.gradient + states.accumulation
+    if not training.accumulate_fp32:
+        return float(element)
+    return max(states.gradient + states.accumulation, FP32_BYTES)
+
+
+def state_sizes(
+    scenario: Scenario, parameters: RankParameters, layers: Sequence[Sequence[Step]], head: bool, first: bool
+) -> StateSizes:
+    """What one pipeline rank holds.
+
+    Args:
+        scenario: What is asked.
+        parameters: All that the rank holds before ZeRO shards it.
+        layers: Operations of its layers.
+        head: Whether it has the output head.
+        first: Whether it has the embedding.
+    """
+    layout, training, framework = scenario.layout, scenario.training, scenario.framework
+    states, habits = framework.states[training.precision], framework.memory
+    sizes = Sizes(scenario.model, training, layout)
+    dense = shard_members(scenario)
+    expert = max(expert_replicas(scenario) // shard_copies(scenario), 1)
+
+    def held(bytes_each: float, stage: int) -> float:
+        if layout.zero < stage:
+            return bytes_each * parameters.total
+        return bytes_each * (parameters.dense / dense + parameters.expert / expert)
+
+    buffers = dummy_bytes(layers, sizes.element) if habits.dummy_gradients else 0.0
+    if habits.gather_buffer and layout.sequence_parallel and layout.tp > 1:
+        buffers += sizes.gathered
+    if layout.secondary_shards:
+        buffers += sizes.element * parameters.total / layout.secondary_shards
+    shard = held(1.0, 1)
+    return StateSizes(
+        parameters=held(states.weight, 3),
+        gradients=held(gradient_bytes(states, training), 2),
+        optimizer=0.0 if layout.offload_optimizer else held(states.optimizer, 1),
+        buffers=buffers,
+        units=_units(scenario, parameters, layers, head + first),
+        optimizer_work=0.0 if layout.offload_optimizer else habits.optimizer_work * shard,
+    )
+
+
+def _units(scenario: Scenario, parameters: RankParameters, layers: Sequence[Sequence[Step]], ends: int) -> float:
+    """The weights and gradients of sharded units that are whole at once.
+
+    The largest unit and those gathered ahead of it, or all of them where none is given up between the passes;
+    the gradient of one as it is made and as it is sent, or of all where the last micro-batch reduces them.
+    """
+    layout, training, reduce = scenario.layout, scenario.training, scenario.framework.reduce
+    element = float(ELEMENT_BYTES[training.precision])
+    everything = element * parameters.total
+    if not gathers(scenario):  # weights made from the fp32 ones for the passes, where no others stay
+        return everything if scenario.framework.states[training.precision].weight == 0 else 0.0
+    sizes = Sizes(scenario.model, training, layout)
+    units = sorted([unit_elements(steps) for steps in layers] + [sizes.vocab * scenario.model.hidden] * ends)[::-1]
+    given_up = layout.zero == 3 and layout.reshard_after_forward
+    whole = element * sum(units[: 1 + layout.prefetch]) if given_up else everything
+    sent = reduce.bytes[training.precision]
+    once = layout.pp > 1 and not reduce.each_in_pipeline
+    return whole + (element + sent) * units[0] + (sent * parameters.total if once else 0.0)
