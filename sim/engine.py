@@ -159,7 +159,7 @@ class _Run:
             if code in gated:
                 if begin > env.now:
                     yield env.timeout(begin - env.now)
-                begin = yield from self._gated_pass(number, rank, code, seconds)
+                yield from self._gated_pass(number, rank, code, seconds)
             else:
                 if index in pieces:
                     self._mark(rank, pieces[index], begin - env.now, seconds)
@@ -218,26 +218,23 @@ class _Run:
             return {}
         return {program.first_forward(rank, chunk): chunk for chunk in {piece.chunk for piece in pieces[rank]}}
 
-    def _gated_pass(self, number: int, rank: int, code: int, seconds: float) -> Generator[simpy.Event, Any, float]:
-        """A first forward, each of its layers once its weights are there; returns when it began."""
+    def _gated_pass(self, number: int, rank: int, code: int, seconds: float) -> Process:
+        """A first forward, each of its layers once its weights are there."""
         env, timeline = self.env, self.timelines[number]
         chunk = code // self.plan.lanes[number].program.width
+        began = env.now
         if self.gathering is None:
-            begin, end = self.gates[rank][chunk].passed(env.now, seconds)
-            yield env.timeout(end - env.now)
+            yield env.timeout(self.gates[rank][chunk].passed(began, seconds) - began)
         else:
             there = self.gathering.there[rank]
             pieces = self.plan.tail.gather_pieces[rank]
             mine = [(event, piece.at) for event, piece in zip(there, pieces, strict=True) if piece.chunk == chunk]
-            begin = -1.0
             for (event, at), following in zip(mine, [*(at for _, at in mine[1:]), 1.0], strict=True):
                 if not event.processed:
                     yield event
-                begin = env.now if begin < 0 else begin
                 slower = 1.0 if there[-1].triggered else self.plan.tail.slowdown
                 yield env.timeout((following - at) * seconds * slower)
-        timeline.late_s[rank, code] = env.now - begin - seconds
-        return begin
+        timeline.late_s[rank, code] = max(env.now - began - seconds, 0.0)
 
     def _send(self, before: simpy.Event | None, flows: tuple[int, ...], sizes: list[float]) -> Process:
         """A message that leaves once the one before it has left."""

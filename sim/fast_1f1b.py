@@ -63,8 +63,7 @@ def play_1f1b(
         start = np.maximum(free, arrival)
         if i == 0 and gates:
             for stage in np.flatnonzero(warm_up == 0).tolist():
-                start[stage], end = gates[stage].passed(start[stage], forward[stage, 0])
-                forward[stage, 0] = end - start[stage]
+                forward[stage, 0] = gates[stage].passed(start[stage], forward[stage, 0]) - start[stage]
         f_start[i] = start
         if steady:
             passed, back = forward[:, 0], backward[:, 0]
@@ -80,7 +79,8 @@ def play_1f1b(
         free = begins + back + hold_down
         arrival[1:] = (start + passed + up)[:-1]
     if late is not None and gates:
-        late |= {(s, FORWARD): float(forward[s, 0] - program.duration(s, FORWARD)) for s in range(stages)}
+        longer = [float(forward[s, 0]) - program.duration(s, FORWARD) for s in range(stages)]
+        late |= {(s, FORWARD): max(seconds, 0.0) for s, seconds in enumerate(longer)}
     starts = [_in_order(first[s], f_start[:, s], b_start[:, s], int(rounds[s])).tolist() for s in range(stages)]
     return starts, free.tolist()
 
@@ -104,8 +104,7 @@ def _fill(forward: Floats, hold: Floats, up: Floats, warm_up: Ints, gates: Seque
         if stage > 0:
             arrivals = rows[stage - 1][:number] + forward[stage - 1, :number] + up[stage - 1]
         if gates:
-            arrivals[0], end = gates[stage].passed(arrivals[0], forward[stage, 0])
-            forward[stage, 0] = end - arrivals[0]
+            forward[stage, 0] = gates[stage].passed(arrivals[0], forward[stage, 0]) - arrivals[0]
         steps = np.concatenate([[0.0], np.cumsum(forward[stage, : number - 1] + hold[stage])])
         rows.append(np.maximum.accumulate(arrivals - steps) + steps)
     return rows

@@ -116,15 +116,13 @@ def walk(
             seconds, to, shift, sends_s, latency_s = slots[code // width * KINDS + code % KINDS]
             if varied:
                 seconds = program.duration(rank, code)
+            note(now)
+            end = now + seconds
             if code in doors:
-                begin, end = doors[code].passed(now, seconds)
-                note(begin)
+                end = doors[code].passed(now, seconds)
                 if late is not None:
-                    late[rank, code] = end - begin - seconds
-                now = end
-            else:
-                note(now)
-                now += seconds
+                    late[rank, code] = max(end - now - seconds, 0.0)
+            now = end
             at += 1
             if to is None:
                 continue

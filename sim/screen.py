@@ -50,4 +50,4 @@ def _late(program: Program, gates: Gates, rank: int) -> float:
         return 0.0
     here = sum(program.forward_s[before][0] + program.travels(before, FORWARD) for before in range(rank))
     seconds = program.forward_s[rank][0]
-    return gates[rank][0].passed(here, seconds)[1] - here - seconds
+    return gates[rank][0].passed(here, seconds) - here - seconds

@@ -24,6 +24,7 @@ class Exchange:
         latency_s: Before the bytes.
         group: Whose collective it is a phase of: ``dp``, ``edp``, ``shard``, ``hybrid`` or ``embedding``.
         op: What that does, such as ``all_reduce``.
+        fixed_s: The part of ``latency_s`` that a smaller buffer would have too; left out: all of it.
     """
 
     flows: tuple[int, ...]
@@ -31,10 +32,15 @@ class Exchange:
     latency_s: float
     group: str = "dp"
     op: str = "all_reduce"
+    fixed_s: float | None = None
 
     def part(self, share: float) -> Exchange:
         """The same for a share of the buffer."""
-        return self if share == 1.0 else replace(self, edge_bytes=share * self.edge_bytes)
+        if share == 1.0:
+            return self
+        fixed_s = self.latency_s if self.fixed_s is None else self.fixed_s
+        latency_s = fixed_s + share * (self.latency_s - fixed_s)
+        return replace(self, edge_bytes=share * self.edge_bytes, latency_s=latency_s)
 
     def alone_s(self, classes: TrafficClasses) -> float:
         """Seconds while it shares no link: at the pace of its slowest flow."""
@@ -175,19 +181,19 @@ class Gate:
     over_s: float
     slowdown: float = 1.0
 
-    def passed(self, ready_s: float, pass_s: float) -> tuple[float, float]:
-        """When a forward that could begin at ``ready_s`` begins and ends.
+    def passed(self, ready_s: float, pass_s: float) -> float:
+        """When a forward ends whose input and device are ready at ``ready_s``.
 
         A segment between two pieces that begins while pieces are under way runs slower throughout.
 
         >>> Gate((0.0, 0.5), (1.0, 4.0), over_s=4.0).passed(0.0, pass_s=2.0)
-        (1.0, 5.0)
+        5.0
         """
-        now = begin = max(ready_s, self.there_s[0])
+        now = ready_s
         for here, there_s, following in zip(self.at, self.there_s, (*self.at[1:], 1.0), strict=True):
             now = max(now, there_s)
             now += (following - here) * pass_s * (self.slowdown if now < self.over_s else 1.0)
-        return begin, now
+        return now
 
 
 def gates_of(tail: Tail, there_s: Sequence[Sequence[float]]) -> list[dict[int, Gate]]:

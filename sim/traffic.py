@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -34,6 +34,8 @@ from .virtual_stages import StageTable, ends_of, hops_around, stage_table
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+
+_SMALL = 64  # parts of a buffer, about as many as a rank has layers
 
 __all__ = ["LaneTraffic", "Traffic", "build_traffic", "in_step", "placement_of", "tensor_groups_together"]
 
@@ -185,8 +187,9 @@ class _Builder:
         up, down, around = (self._message_classes(way, found, lanes) for way, found in zip(pairs, hops, strict=True))
         embedding = self._embedding(lanes)
         rings: dict[str, dict[str, PhaseHops]] = {}
-        reduce = self._over_replicas(after_backward(scenario), rings)
-        gather = self._over_replicas(after_optimizer(scenario), rings)
+        layout = scenario.layout
+        reduce = self._over_replicas(after_backward(scenario), rings, pieces=layout.overlap_grad_reduce)
+        gather = self._over_replicas(after_optimizer(scenario), rings, pieces=layout.overlap_param_gather)
         folded, use = self.classes.fold(damage.capacity)
         return Traffic(
             classes=folded,
@@ -264,22 +267,25 @@ class _Builder:
         ]
 
     def _over_replicas(
-        self, buffers: Sequence[ReplicaBuffer], rings: dict[str, dict[str, PhaseHops]]
+        self, buffers: Sequence[ReplicaBuffer], rings: dict[str, dict[str, PhaseHops]], *, pieces: bool
     ) -> tuple[Collective, ...]:
-        """Of each pipeline rank what its replicas exchange, one buffer after the other."""
+        """Of each pipeline rank what its replicas exchange, one buffer after the other, whole or in pieces."""
         found: list[Collective] = [()] * len(self.grid)
         for buffer in buffers:
             groups = replica_groups_of(self.placement, self.scenario, buffer.group)
             if groups.shape[1] == 1 or max(buffer.bytes) <= 0:
                 continue
             kept = rings.setdefault(buffer.group, {})
-            plan = self._plan(buffer.group, buffer.op, buffer.bytes, groups, kept)
+            # Where pieces travel by themselves, what is fixed in a call is told from that of a small part.
+            sizes = [*buffer.bytes, *(size / _SMALL for size in buffer.bytes)] if pieces else buffer.bytes
+            plan = self._plan(buffer.group, buffer.op, sizes, groups, kept)
             each = len(groups) // len(self.grid)
             rows = np.arange(len(groups)) // (each if self.fold else 1)
             numbered = [self.classes.number(rows, hops).reshape(-1, each) for hops in plan.hops]
             for rank in range(len(self.grid)):
                 classes = [numbers[rank] for numbers in numbered]
-                found[rank] += _collective(plan, rank, classes, buffer.group, buffer.op)
+                whole = _collective(plan, rank, classes, buffer.group, buffer.op)
+                found[rank] += _in_parts(whole, plan.extra_s[len(self.grid) + rank]) if pieces else whole
         return tuple(found)
 
     def _plan(
@@ -310,6 +316,16 @@ def _collective(plan: Plan, size: int, classes: list[Ints], group: str, op: str)
     return tuple(
         Exchange(tuple(np.unique(numbers).tolist()), edge_bytes, extra_s, group, op)
         for numbers, edge_bytes, extra_s in zip(classes, plan.edge_bytes[size], plan.extra_s[size], strict=False)
+    )
+
+
+def _in_parts(whole: Collective, small_s: Sequence[float]) -> Collective:
+    """The collective with what of its latency is fixed, told from that of a small part."""
+    if not whole:
+        return whole
+    return tuple(
+        replace(exchange, fixed_s=max(0.0, part_s - (exchange.latency_s - part_s) / (_SMALL - 1)))
+        for exchange, part_s in zip(whole, small_s, strict=False)
     )
 
 

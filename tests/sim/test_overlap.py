@@ -211,4 +211,4 @@ def test_a_pass_beside_communication_takes_between_its_time_and_that_slowed(pass
 
 
 def test_a_gate_that_is_open_changes_nothing():
-    assert Gate((0.0, 0.5), (1.0, 2.0), over_s=2.0, slowdown=1.5).passed(3.0, 4.0) == (3.0, 7.0)
+    assert Gate((0.0, 0.5), (1.0, 2.0), over_s=2.0, slowdown=1.5).passed(3.0, 4.0) == 7.0
