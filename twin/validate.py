@@ -129,7 +129,9 @@ def _chosen(tasks: Iterable[Task], source: str | None, device: str | None) -> li
     chosen = list(tasks)
     if source is not None:
         keys = {run.id: run.source for run in published_runs()}
-        named = [task for task in chosen if source in (task.series, keys.get(task.id))]
+        named = [task for task in chosen if source == task.series] or [
+            task for task in chosen if source == keys.get(task.id)
+        ]
         if not named:
             known = {*series_names(), *(task.series for task in chosen)}
             raise input_error(f"no published run has the source {source!r}{nearest(source, known)}", field="source")
