@@ -168,15 +168,8 @@ def row_cells(row: ValidationRow) -> tuple[str, ...]:
     """A row as people read it."""
     if row.kind == "verdict":
         words = {0.0: "out of memory", 1.0: "fits"}
-        return (
-            row.id,
-            row.series,
-            row.use,
-            words[row.measured],
-            words[row.predicted],
-            "" if row.error else "right",
-            "",
-        )
+        right = "wrong" if row.error else "right"
+        return (row.id, row.series, row.use, words[row.measured], words[row.predicted], right, "")
     show = {"rate": format_flop_rate, "memory": format_bytes}.get(row.quantity, format_duration)
     bound = "" if row.bound is None else f"{row.bound * 100:.0f} %"
     figures = (show(row.measured), show(row.predicted), signed_percent(row.error))
