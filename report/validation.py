@@ -110,7 +110,7 @@ def _shown_scalings(outcome: Validation) -> tuple[list[tuple[str, ...]], int]:
     from ..twin.validation_sums import scalings
 
     found = sorted(scalings(outcome.rows), key=lambda item: -item.most)
-    cells = [
+    cells: list[tuple[str, ...]] = [
         (item.last, item.kind, f"{item.fewest:,} to {item.most:,}", percent(item.measured), percent(item.predicted))
         for item in found[:SHOWN_SCALINGS]
     ]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..scenarios.measurements import measured_collectives, measured_runs
+from ..scenarios.measurements import measured_collectives, measured_run, measured_runs
 from ..scenarios.published import published_runs, series_names
 from ..topology.errors import input_error, nearest
 from . import validation_sums as sums
@@ -153,5 +153,6 @@ def _machine_of(task: Task, machines: Mapping[str, str]) -> str:
     """The bundled name of the machine of a task."""
     if task.kind == "public":
         return machines[task.id]
-    found = [*measured_runs(), *measured_collectives()]
-    return next(item.ask().machine.name for item in found if item.id == task.id)
+    if task.kind == "run":
+        return measured_run(task.id).ask().machine.name
+    return next(item for item in measured_collectives() if item.id == task.id).ask().machine.name
