@@ -8,6 +8,7 @@ names the rows a fit has used and what was left over on them.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from importlib import resources
 from typing import Annotated
 
@@ -20,7 +21,7 @@ from ..topology.files import build, bundled_names, read_document
 from ..topology.machine import Machine
 from ..topology.units import Bytes, BytesPerSecond, Seconds
 from .devices import with_device
-from .fits import with_fit
+from .fits import with_fit, with_values
 
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
@@ -300,6 +301,20 @@ def load_calibration(name: str) -> Calibration:
     """
     document, where = read_document(name, "exatwin.sim", "calibrations", "calibration")
     return build(Calibration, with_fit(with_device(document, where)), where)
+
+
+def calibration_with(name: str, figures: Mapping[str, float | str]) -> Calibration:
+    """A calibration with other values in some figures, and no fit.
+
+    Args:
+        name: A bundled calibration or a path.
+        figures: Dotted paths, such as ``step.dispatch``, with values as a file says them.
+
+    Raises:
+        InputError: If there is none, or a figure breaks the schema.
+    """
+    document, where = read_document(name, "exatwin.sim", "calibrations", "calibration")
+    return build(Calibration, with_values(with_device(document, where), figures), where)
 
 
 def default_calibration(machine: Machine) -> Calibration:

@@ -6,6 +6,7 @@ people wrote and read. The file's figures take the place of the calibration's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -26,11 +27,15 @@ def with_fit(document: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(name, str) or not (resources.files(PACKAGE) / FOLDER / f"{name}.yaml").is_file():
         return document
     found, _ = read_document(name, PACKAGE, FOLDER, "fit")
-    figures = found["figures"]
+    fit = {"parameters": list(found["figures"]), "command": found["command"], "residuals": found["residuals"]}
+    return {**with_values(document, found["figures"]), "fit": fit}
+
+
+def with_values(document: dict[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
+    """A calibration's document with fitted values in place of some figures, by dotted path."""
     for path, value in figures.items():
         document = _replaced(document, path.split("."), value)
-    fit = {"parameters": list(figures), "command": found["command"], "residuals": found["residuals"]}
-    return {**document, "fit": fit}
+    return document
 
 
 def _replaced(place: Any, path: list[str], value: Any) -> dict[str, Any]:
