@@ -77,8 +77,8 @@ def save_png(path: str) -> Callable[[Validation], None]:
     def save(outcome: Validation) -> None:
         plots = _plots(outcome)
         figure: Any = Figure(figsize=(6 * len(plots), 6), layout="constrained")
-        for place, (title, rows, _) in enumerate(plots, 1):
-            axes = figure.add_subplot(1, len(plots), place)
+        for column, (title, rows, _) in enumerate(plots, 1):
+            axes = figure.add_subplot(1, len(plots), column)
             low, high = _range(rows)
             axes.plot([low, high], [low, high], color="#888888", linewidth=1)
             for colour, (device, members) in zip(_endless(), _by_device(rows).items(), strict=False):

@@ -26,6 +26,8 @@ USES = {
 }
 HEADS = ("rows", "median", "mean", "p90", "bias")
 ROW_HEADS = ("row", "source", "used as", "measured", "predicted", "error", "bound")
+SHOWN_SCALINGS = 15
+SHOWN_GROUPS = 5  # groups of so few rows are left out of the page
 SUSPECT_NOTE = (
     "part: the part of the step whose share exceeds most what well predicted rows of the same machine have;"
     " it points, it does not prove"
@@ -92,18 +94,27 @@ def _order(outcome: Validation) -> RenderableType | None:
 
 
 def _scaling(outcome: Validation) -> RenderableType | None:
+    shown, more = _shown_scalings(outcome)
+    if not shown:
+        return None
+    heads = ("batch", "devices", "measured", "predicted")
+    table = plain_table("efficiency kept when devices grow", *heads, left=("batch",))
+    for cells in shown:
+        table.add_row(*cells)
+    note = f"and {more} series of fewer devices" if more else ""
+    return Group(table, indented(note, "dim")) if note else table
+
+
+def _shown_scalings(outcome: Validation) -> tuple[list[tuple[str, ...]], int]:
+    """The series with the most devices, as people read them, and how many more there are."""
     from ..twin.validation_sums import scalings
 
-    found = scalings(outcome.rows)
-    if not found:
-        return None
-    table = plain_table(
-        "efficiency kept when devices grow", "batch", "devices", "measured", "predicted", left=("batch",)
-    )
-    for item in found:
-        spread = f"{item.fewest:,} to {item.most:,}"
-        table.add_row(item.last, item.kind, spread, percent(item.measured), percent(item.predicted))
-    return table
+    found = sorted(scalings(outcome.rows), key=lambda item: -item.most)
+    cells: list[tuple[str, ...]] = [
+        (item.last, item.kind, f"{item.fewest:,} to {item.most:,}", percent(item.measured), percent(item.predicted))
+        for item in found[:SHOWN_SCALINGS]
+    ]
+    return cells, len(found) - len(cells)
 
 
 def _worst(outcome: Validation, screen: Screen) -> RenderableType | None:
@@ -157,15 +168,8 @@ def row_cells(row: ValidationRow) -> tuple[str, ...]:
     """A row as people read it."""
     if row.kind == "verdict":
         words = {0.0: "out of memory", 1.0: "fits"}
-        return (
-            row.id,
-            row.series,
-            row.use,
-            words[row.measured],
-            words[row.predicted],
-            "" if row.error else "right",
-            "",
-        )
+        right = "wrong" if row.error else "right"
+        return (row.id, row.series, row.use, words[row.measured], words[row.predicted], right, "")
     show = {"rate": format_flop_rate, "memory": format_bytes}.get(row.quantity, format_duration)
     bound = "" if row.bound is None else f"{row.bound * 100:.0f} %"
     figures = (show(row.measured), show(row.predicted), signed_percent(row.error))
@@ -174,7 +178,7 @@ def row_cells(row: ValidationRow) -> tuple[str, ...]:
 
 def validation_markdown(outcome: Validation, *, rows: bool = False) -> str:
     """The same as Markdown tables."""
-    from ..twin.validation_sums import rankings, scalings, suspects
+    from ..twin.validation_sums import rankings, suspects
 
     lines: list[str] = []
     for title, groups in (
@@ -189,11 +193,9 @@ def validation_markdown(outcome: Validation, *, rows: bool = False) -> str:
         if item.use == "unseen" and item.rows > SHOWN_GROUPS
     ]
     lines += _markdown_table(("layouts in order", "rows", "Kendall's tau", "best predicted behind best"), 1, order)
-    scaling = [
-        (item.last, item.kind, f"{item.fewest:,} to {item.most:,}", percent(item.measured), percent(item.predicted))
-        for item in scalings(outcome.rows)
-    ]
-    lines += _markdown_table(("efficiency kept", "batch", "devices", "measured", "predicted"), 2, scaling)
+    lines += _markdown_table(
+        ("efficiency kept", "batch", "devices", "measured", "predicted"), 2, _shown_scalings(outcome)[0]
+    )
     worst = [
         (item.row.id, item.row.use, signed_percent(item.row.error), item.part.replace("_", " "))
         for item in suspects(outcome.rows, 20)
@@ -202,9 +204,6 @@ def validation_markdown(outcome: Validation, *, rows: bool = False) -> str:
     if rows:
         lines += _markdown_table(ROW_HEADS, 3, [row_cells(row) for row in outcome.rows])
     return "\n".join(lines).rstrip("\n") + "\n"
-
-
-SHOWN_GROUPS = 5  # groups of fewer rows are left out of the page
 
 
 def _cells(group: Summary) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import yaml
 from .validation_rows import ValidationRow
 from .validation_sums import Summary, summaries
 
+FIGURES = ("median", "p90")  # of a series; ``worst`` bounds each of its rows
 _STEP = 0.005  # bounds are written in half per cents
 _ROOM = 1.1  # a bound is written a tenth above the error that it is to hold
 
@@ -43,6 +44,8 @@ def bounded(row: ValidationRow) -> ValidationRow:
     bound = stated["rows"].get(row.id)
     if bound is None:
         bound = stated["each"].get(row.series, {}).get(row.quantity)
+    if bound is None and row.use == "unseen":
+        bound = stated["series"].get(row.series, {}).get(row.kind, {}).get("worst")
     if bound is None or row.use == "context":
         return row
     return dataclasses.replace(row, bound=float(bound))
@@ -57,7 +60,7 @@ def breaches(rows: Iterable[ValidationRow]) -> tuple[Breach, ...]:
         found += [
             Breach(group.name, group.kind, figure, getattr(group, figure), bound)
             for figure, bound in bounds.items()
-            if getattr(group, figure) > bound
+            if figure in FIGURES and getattr(group, figure) > bound
         ]
     return tuple(found)
 
@@ -68,13 +71,18 @@ def bounds_text(rows: Iterable[ValidationRow]) -> str:
 
 
 def bounds_for(rows: Iterable[ValidationRow]) -> dict[str, dict[str, dict[str, float]]]:
-    """Bounds that the rows keep: a tenth above their errors, in half per cents; of verdicts none."""
+    """Bounds that the rows keep: a tenth above their errors, in half per cents.
+
+    Verdicts have none, and neither have the series whose rows are bounded one by one.
+    """
+    each = stated_bounds()["each"]
     found: dict[str, dict[str, dict[str, float]]] = {}
     for group in summaries(rows, "source"):
-        if group.use == "unseen" and group.kind != "verdict":
+        if group.use == "unseen" and group.kind != "verdict" and group.name not in each:
             found.setdefault(group.name, {})[group.kind] = _bounds_of(group)
     return found
 
 
 def _bounds_of(group: Summary) -> dict[str, float]:
-    return {figure: round(math.ceil(getattr(group, figure) * _ROOM / _STEP) * _STEP, 3) for figure in ("median", "p90")}
+    figures = (*FIGURES, "worst")
+    return {figure: round(math.ceil(abs(getattr(group, figure)) * _ROOM / _STEP) * _STEP, 3) for figure in figures}

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..scenarios.measurements import measured_collectives, measured_runs
+from ..scenarios.measurements import measured_collectives, measured_run, measured_runs
 from ..scenarios.published import published_runs, series_names
 from ..topology.errors import input_error, nearest
 from . import validation_sums as sums
@@ -129,7 +129,9 @@ def _chosen(tasks: Iterable[Task], source: str | None, device: str | None) -> li
     chosen = list(tasks)
     if source is not None:
         keys = {run.id: run.source for run in published_runs()}
-        named = [task for task in chosen if source in (task.series, keys.get(task.id))]
+        named = [task for task in chosen if source == task.series] or [
+            task for task in chosen if source == keys.get(task.id)
+        ]
         if not named:
             known = {*series_names(), *(task.series for task in chosen)}
             raise input_error(f"no published run has the source {source!r}{nearest(source, known)}", field="source")
@@ -151,5 +153,6 @@ def _machine_of(task: Task, machines: Mapping[str, str]) -> str:
     """The bundled name of the machine of a task."""
     if task.kind == "public":
         return machines[task.id]
-    found = [*measured_runs(), *measured_collectives()]
-    return next(item.ask().machine.name for item in found if item.id == task.id)
+    if task.kind == "run":
+        return measured_run(task.id).ask().machine.name
+    return next(item for item in measured_collectives() if item.id == task.id).ask().machine.name
