@@ -100,9 +100,9 @@ ONE_MISTAKE = [
     ),
     ({"training__global_batch": 65}, [], ["global_batch=65", "2 x 4 = 8", "64, 72"]),
     ({"training__global_batch": 4}, [], ["global_batch=4", "8"]),
-    ({"layout__vpp": 2}, [], ["vpp=2", "not simulated yet", "vpp=1"]),
+    ({"layout__ep": 2}, [], ["ep=2", "has none"]),
+    ({"layout__cp": 2, "training__seq_len": 2046}, [], ["2 x cp = 2 x 2 = 4", "seq_len=2046", "cp can be 1"]),
     ({"layout__zero": 3}, [], ["zero=3", "zero=0, 1", "fsdp2"]),
-    ({"layout__sequence_parallel": True}, [], ["not simulated yet"]),
     ({"layout__schedule": "zb-h3"}, [], ["zb-h3", "did you mean zb-h1?", ".csv"]),
     ({"layout__schedule": "zb-v"}, [], ["layout.vpp", "vpp=1", "zb-v; it can be 2"]),
     ({"layout__schedule": "interleaved"}, [], ["layout.vpp", "vpp=1", "2 or more, or schedule 1f1b"]),
@@ -162,7 +162,6 @@ def test_one_mistake_has_one_message_with_its_numbers_and_a_way_out(fields, over
 def test_all_mistakes_are_said_at_once():
     document = changed(
         layout__tp=3,
-        layout__vpp=2,
         layout__bogus=1,
         model__vocab=0,
         training__tokens="x",
@@ -170,7 +169,7 @@ def test_all_mistakes_are_said_at_once():
         colour="red",
     )
     found = {text.split(":")[0] for text in problems(document)}
-    assert found == {"layout.bogus", "model.vocab", "training.tokens", "framework", "colour", "layout.vpp", "devices"}
+    assert found == {"layout.bogus", "model.vocab", "training.tokens", "framework", "colour", "devices"}
 
 
 def test_rules_of_the_parts_that_are_right_are_checked_beside_parts_that_are_wrong():

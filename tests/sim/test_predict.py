@@ -15,8 +15,9 @@ from exatwin.scenarios.framework import framework_names, load_framework
 from exatwin.scenarios.scenario import load_scenario, scenario_from_document
 from exatwin.scenarios.schedules import SCHEDULES
 from exatwin.sim.calibration import default_calibration
-from exatwin.sim.ops import Shapes, step_flop
+from exatwin.sim.ops import Shapes
 from exatwin.sim.predict import FOLDED, predict
+from exatwin.sim.step_flop import step_flop
 from exatwin.topology.errors import InputError
 from exatwin.topology.machine import load_machine, machine_names
 
