@@ -13,88 +13,19 @@ gathered beside the first forward are events in both: in ``play`` among themselv
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
-from collections.abc import Generator
 from functools import partial
 from typing import Any
 
 import simpy
 
-from .network import Network, TrafficClasses
+from .network import TrafficClasses
 from .recurrence import NOT_YET, inboxes, inputs_of, play_pipeline, refuse_deadlock
-from .tail import Collective, Piece, Tail, TailTimes, gates_of
+from .tail import Collective, Tail, TailTimes, gates_of
 from .timeline import Lane, Played, Program, Step, Timeline
+from .transfers import Environment, Gathering, Meeting, Process, Transfers, gathered_together
 
-Process = Generator[simpy.Event, Any, None]
 _Slot = float | simpy.Event  # when an input arrives, or what fires once that is known
-
-
-class _Environment(simpy.Environment):
-    """An environment that counts its events."""
-
-    def __init__(self, initial_time: float = 0.0) -> None:
-        super().__init__(initial_time)
-        self.events = 0
-
-    def step(self) -> None:
-        self.events += 1
-        super().step()
-
-
-class _Meeting:
-    """Processes that go on together once all have come, and the seconds of what they then do."""
-
-    def __init__(self, env: simpy.Environment, parties: int) -> None:
-        self.left = parties
-        self.done = env.event()
-        self.came = 0.0
-        self.seconds = 0.0
-
-    def come(self, now: float) -> bool:
-        """One more is here; whether it was the last."""
-        self.left -= 1
-        self.came = now
-        return self.left == 0
-
-
-class _Transfers:
-    """The network and what runs collectives over it."""
-
-    def __init__(self, env: simpy.Environment, classes: TrafficClasses) -> None:
-        self.env = env
-        self.classes = classes
-        self.network = Network(env, classes)
-
-    def start(self, flows: tuple[int, ...], sizes: list[float]) -> simpy.Event:
-        """Begin coflows together; the event fires when the last has ended."""
-        events = [self.network.start(flow, size) for flow, size in zip(flows, sizes, strict=True)]
-        return events[0] if len(events) == 1 else self.env.all_of(events)
-
-    def run(self, collective: Collective) -> Process:
-        """A collective, its phases in turn."""
-        for exchange in collective:
-            flows = tuple(flow for flow in exchange.flows if not math.isinf(self.classes.solo[flow]))
-            if flows and exchange.edge_bytes > 0:
-                yield self.env.timeout(exchange.latency_s)
-                yield self.start(flows, [exchange.edge_bytes] * len(flows))
-
-
-class _Gathering:
-    """New weights on their way while the first forward runs: an event for each piece of each rank."""
-
-    def __init__(self, env: simpy.Environment, transfers: _Transfers, tail: Tail) -> None:
-        self.env = env
-        self.there = [[env.event() for _ in pieces] for pieces in tail.gather_pieces]
-        self.there_s = [[0.0] * len(pieces) for pieces in tail.gather_pieces]
-        for rank, pieces in enumerate(tail.gather_pieces):
-            env.process(self._rank(transfers, rank, tail.gather[rank], pieces))
-
-    def _rank(self, transfers: _Transfers, rank: int, collective: Collective, pieces: tuple[Piece, ...]) -> Process:
-        for number, piece in enumerate(pieces):
-            yield from transfers.run(piece.of(collective))
-            self.there_s[rank][number] = self.env.now
-            self.there[rank][number].succeed()
 
 
 class _Run:
@@ -110,7 +41,7 @@ class _Run:
 
     def __init__(
         self,
-        env: _Environment,
+        env: Environment,
         step: Step,
         classes: TrafficClasses,
         timelines: tuple[Timeline, ...],
@@ -119,17 +50,17 @@ class _Run:
         self.env = env
         self.plan = step
         self.classes = classes
-        self.transfers = _Transfers(env, classes)
+        self.transfers = Transfers(env, classes)
         self.timelines = timelines
         ranks, lanes, tail = step.ranks, len(step.lanes), step.tail
         self.inbox: list[list[list[_Slot]]] = [[list(box) for box in inboxes(lane.program)] for lane in step.lanes]
-        self.copies = [_Meeting(env, 2) for _ in range(lanes)]
-        self.made = [[_Meeting(env, lanes) for _ in tail.pieces_of(rank)] for rank in range(ranks)]
-        self.reduced = [_Meeting(env, lanes) for _ in range(ranks)]
-        self.gathered = [_Meeting(env, lanes) for _ in range(ranks)]
-        self.norm = _Meeting(env, lanes * ranks)
+        self.copies = [Meeting(env, 2) for _ in range(lanes)]
+        self.made = [[Meeting(env, lanes) for _ in tail.pieces_of(rank)] for rank in range(ranks)]
+        self.reduced = [Meeting(env, lanes) for _ in range(ranks)]
+        self.gathered = [Meeting(env, lanes) for _ in range(ranks)]
+        self.norm = Meeting(env, lanes * ranks)
         self.gates = gates_of(tail, gathered_s) if gathered_s is not None else []
-        self.gathering = _Gathering(env, self.transfers, tail) if gathered_s is None else None
+        self.gathering = Gathering(env, self.transfers, tail) if gathered_s is None else None
         self.gathered_s = gathered_s
         self.ended = 0.0
         for rank, pieces in enumerate(self.made):
@@ -207,7 +138,7 @@ class _Run:
             timer = self.env.timeout(wait_s + at * pass_s)
             timer.callbacks.append(partial(self._come, self.made[rank][piece]))
 
-    def _come(self, meeting: _Meeting, _: simpy.Event | None = None) -> None:
+    def _come(self, meeting: Meeting, _: simpy.Event | None = None) -> None:
         if meeting.come(self.env.now):
             meeting.done.succeed()
 
@@ -268,7 +199,7 @@ class _Run:
             yield from self._meet(self.gathered[rank], tail.gather[rank])
         self.ended = max(self.ended, env.now)
 
-    def _meet(self, meeting: _Meeting, collective: Collective) -> Process:
+    def _meet(self, meeting: Meeting, collective: Collective) -> Process:
         if meeting.come(self.env.now):
             began = self.env.now
             yield from self.transfers.run(collective)
@@ -316,7 +247,7 @@ def play_exact(step: Step, classes: TrafficClasses) -> Played:
     """A whole step, every action and message an event."""
     ranks = step.ranks
     timelines = tuple(Timeline([[] for _ in range(ranks)], [0.0] * ranks, [0.0] * ranks) for _ in step.lanes)
-    env = _Environment()
+    env = Environment()
     run = _Run(env, step, classes, timelines)
     for number in range(len(step.lanes)):
         for rank in range(ranks):
@@ -338,11 +269,11 @@ def play(step: Step, classes: TrafficClasses) -> Played:
     """
     if any(lane.program.queues for lane in step.lanes):
         return play_exact(step, classes)
-    gathered_s, events, solves = _gathered(step.tail, classes)
+    gathered_s, events, solves = gathered_together(step.tail, classes)
     gates = gates_of(step.tail, gathered_s)
     warm = [play_pipeline(lane.program, gates) for lane in step.lanes]
     cut = min(_cut(step.tail, lane, timeline) for lane, timeline in zip(step.lanes, warm, strict=True))
-    env = _Environment(cut)
+    env = Environment(cut)
     env.events = events
     firsts = [[bisect_left(starts, cut) for starts in timeline.start] for timeline in warm]
     timelines = tuple(
@@ -356,17 +287,6 @@ def play(step: Step, classes: TrafficClasses) -> Played:
             env.process(run.rank(number, rank, count, _free_at(lane.program, timeline, rank, count)))
     env.run()
     return run.result()
-
-
-def _gathered(tail: Tail, classes: TrafficClasses) -> tuple[list[list[float]], int, int]:
-    """When each piece of each rank's weights is there, the events that tell, and the solves."""
-    if tail.gathers_late:
-        return [], 0, 0
-    env = _Environment()
-    transfers = _Transfers(env, classes)
-    gathering = _Gathering(env, transfers, tail)
-    env.run()
-    return gathering.there_s, env.events, transfers.network.solves
 
 
 def _cut(tail: Tail, lane: Lane, warm: Timeline) -> float:

@@ -27,7 +27,7 @@ from .assemble import build_step
 from .calibration import Calibration, default_calibration, load_calibration
 from .comm_records import message_record, pass_records, tail_records
 from .costs import JobCost, PassCost, StageCost, job_cost
-from .link_loads import busiest_links, tensor_use
+from .link_loads import busiest_links, pass_uses
 from .memory import memory_of
 from .network import TrafficClasses
 from .ops import Shapes
@@ -251,14 +251,9 @@ class _Answer:
         for exchange in (exchange for collective in collectives for exchange in collective):
             moved[list(exchange.flows)] += exchange.edge_bytes
         passes = [self._passes(rank) for rank in range(self.step.ranks)]
-        tensor = tensor_use(
-            self.scenario,
-            self.calibration.network,
-            self.traffic.routes,
-            self.cost.algorithms,
-            [both.tp_bytes + both.gather_bytes for both in passes],
-        )
-        return busiest_links(self.traffic, moved, tensor, self.step_s)
+        figures, algorithms = self.calibration.network, self.cost.algorithms
+        uses = pass_uses(self.scenario, figures, self.traffic.routes, algorithms, passes)
+        return busiest_links(self.traffic, moved, uses, self.step_s)
 
 
 def _interval(calibration: Calibration, step_s: float) -> Interval:

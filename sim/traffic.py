@@ -24,7 +24,7 @@ from . import shards
 from .calibration import Calibration, NetworkFigures
 from .communicate import PhaseHops, Plan, plan_collective, reached_shares, weighed
 from .fold import Classes, LinkUse
-from .lanes import disturbed_tensor_rates, find_lanes, tensor_groups_together, tensor_ring_rate
+from .lanes import disturbed_tensor_rates, find_lanes, tensor_ring_rate
 from .network import TrafficClasses
 from .perturb import Damage, damage_of
 from .shards import ReplicaBuffer, after_backward, after_optimizer, replica_groups_of
@@ -37,7 +37,7 @@ Floats = npt.NDArray[np.float64]
 
 _SMALL = 64  # parts of a buffer, about as many as a rank has layers
 
-__all__ = ["LaneTraffic", "Traffic", "build_traffic", "in_step", "placement_of", "tensor_groups_together"]
+__all__ = ["LaneTraffic", "Traffic", "build_traffic", "in_step", "placement_of"]
 
 
 @dataclass(frozen=True)

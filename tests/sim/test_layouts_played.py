@@ -84,12 +84,12 @@ def test_more_chunks_a_rank_leave_a_shorter_bubble_and_send_more():
     assert sent == sorted(sent)
 
 
-def test_a_step_without_a_bubble_is_shorter_than_one_with():
+def test_a_step_with_little_bubble_is_shorter_than_one_with_much():
     steps = [
         step_s(f"layout={{tp: 1, pp: 4, vpp: {vpp}, schedule: {schedule}}}")
         for schedule, vpp in (("gpipe", 1), ("zb-h1", 1), ("zb-v", 2))
     ]
-    assert steps == sorted(steps, reverse=True)
+    assert max(steps[1:]) < steps[0]
 
 
 def test_the_two_copies_of_a_tied_embedding_on_one_rank_are_one():
