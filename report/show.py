@@ -320,11 +320,12 @@ def _calibrations(found: list[str], screen: Screen) -> Sequence[RenderableType]:
 
 def _calibration(name: str) -> Shown:
     from ..sim.calibration import load_calibration
+    from ..sim.devices import with_device
     from ..topology.facts import facts_in
     from ..topology.files import read_document
 
     calibration = load_calibration(name)
-    written, _ = read_document(name, "exatwin.sim", "calibrations", "calibration")
+    written = with_device(*read_document(name, "exatwin.sim", "calibrations", "calibration"))
 
     def view(screen: Screen) -> Sequence[RenderableType]:
         head = [

@@ -7,9 +7,12 @@ from importlib import resources
 import pytest
 import yaml
 
-from exatwin.sim.calibration import calibration_names, load_calibration
+from exatwin.scenarios.scenario import scenario_from_document
+from exatwin.sim.calibration import calibration_names, default_calibration, load_calibration
 from exatwin.sim.devices import device_figures, device_names, with_device
+from exatwin.sim.predict import predict
 from exatwin.topology.errors import InputError
+from exatwin.topology.machine import load_machine, machine_names
 
 
 def figure(value):
@@ -59,3 +62,22 @@ def test_a_calibration_that_holds_its_own_figures_stays_as_it_is():
 def test_a_device_that_is_none_is_refused(compute, said):
     with pytest.raises(InputError, match=said):
         with_device({"compute": compute}, "mine")
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_a_step_on_two_nodes_of_every_machine_keeps_below_its_peak(name):
+    machine = load_machine(name)
+    calibration = default_calibration(machine)
+    precision = next(p for p in ("bf16", "fp16", "fp32") if p in calibration.compute.gemm_fraction)
+    scenario = scenario_from_document(
+        {
+            "machine": name,
+            "devices": 2 * machine.devices_per_node,
+            "model": {"layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab": 32000},
+            "training": {"seq_len": 1024, "global_batch": 4 * machine.devices_per_node, "precision": precision},
+            "layout": {"tp": 1, "pp": 2, "micro_batch": 1},
+        },
+        "small",
+    )
+    prediction = predict(scenario, calibration, "recurrence")
+    assert 0 < prediction.hfu < 1
