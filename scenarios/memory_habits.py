@@ -20,6 +20,10 @@ class MemoryHabits(BaseModel):
         default=False,
         description="the loss writes the gradient of the logits over them; false: it keeps them in fp32",
     )
+    fused_softmax: Flag = Field(
+        default=True,
+        description="scale, mask and softmax of the scores in one kernel; false: in kernels of their own, in fp32",
+    )
     fresh_gradients: Flag = Field(
         default=True, description="a matrix's gradient is made anew, then added up; false where the product adds it up"
     )

@@ -192,10 +192,10 @@ def layer_steps(sizes: Sizes, experts: bool, habits: MemoryHabits | None = None)
     parallel = sizes.model.parallel_blocks
     mlp = (_routed if experts else _plain)(sizes, habits)
     norm = Step("norm", sizes.hidden, 0.0, sizes.hidden, work=sizes.hidden)
-    return (norm, *_attention(sizes), *(() if parallel else (norm,)), *mlp)
+    return (norm, *_attention(sizes, habits), *(() if parallel else (norm,)), *mlp)
 
 
-def _attention(sizes: Sizes) -> Iterator[Step]:
+def _attention(sizes: Sizes, habits: MemoryHabits) -> Iterator[Step]:
     """From the norm's output to what is added to the residual stream."""
     model, layout = sizes.model, sizes.layout
     three = sizes.query + sizes.key + sizes.value
@@ -212,6 +212,8 @@ def _attention(sizes: Sizes) -> Iterator[Step]:
         kept, work = float(statistic), 2.0 * sizes.query * (2 / sizes.element)  # the queries' gradient adds up in fp32
     else:
         kept, work = float(sizes.scores * sizes.element), 2.0 * sizes.scores * sizes.element
+        if not habits.fused_softmax:  # the softmax's output in fp32, and the scores in fp32 while it is made
+            kept, work = kept + 4.0 * sizes.scores, work + 4.0 * sizes.scores
         if sizes.training.attention_dropout > 0:
             kept += sizes.scores * (sizes.element + MASK_BYTES)
     if layout.cp > 1:

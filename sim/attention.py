@@ -38,12 +38,32 @@ def _attend(shapes: Shapes, heads: int, queries: int, keys: int) -> list[Op]:
     scores, e, plain = heads * queries * keys, shapes.element, plain_precision(shapes)
     ops: list[Op] = [
         Gemm("scores", queries, keys, shapes.query_dim, heads, precision=plain, weights=False),
-        Elementwise("softmax", 2 * scores * e),  # scale, mask and softmax in one kernel: read, write
+        _softmax(shapes, scores),
     ]
     if shapes.training.attention_dropout > 0:
-        ops.append(Elementwise("attention_dropout", scores * (2 * e + MASK_BYTES)))
+        moved = scores * (2 * e + MASK_BYTES)  # backward the gradient in place of the weights
+        ops.append(Elementwise("attention_dropout", moved, grad_bytes=moved))
     ops.append(Gemm("values", queries, shapes.value_dim, keys, heads, precision=plain, weights=False))
     return ops
+
+
+def _softmax(shapes: Shapes, scores: int) -> Elementwise:
+    """Scale, mask and softmax of so many scores.
+
+    In one kernel the masked half is not read: 1/2 in and 1 out forward; weights and their gradient, 1/2 each,
+    and 1/2 out backward. In kernels of their own: scale and mask (read, write), to fp32, softmax in fp32, back;
+    backward the same from the end, the softmax reading both its output and the gradient.
+
+    Source: Megatron-LM, megatron/fused_kernels/scaled_upper_triang_masked_softmax.h, and the way taken without it,
+    megatron/model/fused_softmax.py, ``forward_torch_softmax``.
+    """
+    e = shapes.element
+    if shapes.habits.fused_softmax:
+        return Elementwise("softmax", 1.5 * scores * e, grad_bytes=1.5 * scores * e)
+    there, cast = 2 * e + 2 * e, e + 4
+    return Elementwise(
+        "softmax", scores * (there + 2 * cast + 8), kernels=5, grad_bytes=float(scores * (there + 2 * cast + 12))
+    )
 
 
 def _fused(shapes: Shapes, heads: int, queries: int, keys: int) -> FusedAttention:

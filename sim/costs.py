@@ -96,7 +96,7 @@ class _Costs:
     def __init__(self, scenario: Scenario, calibration: Calibration) -> None:
         self.scenario = scenario
         self.calibration = calibration
-        self.shapes = Shapes(scenario.model, scenario.training, scenario.layout)
+        self.shapes = Shapes(scenario.model, scenario.training, scenario.layout, scenario.framework.memory)
         self.split = scenario.schedule.splits_backward
         self.layers = scenario.layout.layers_by_virtual_stage(scenario.model.layers)
         self.home = tuple(shards.home_rank(scenario, stage) for stage in range(len(self.layers)))

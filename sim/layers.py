@@ -59,29 +59,44 @@ def _layer(shapes: Shapes, moe: bool) -> list[Op]:
     if model.parallel_blocks and not moe:
         # One input, one reduction; two outputs are added to the stream.
         return [
-            Elementwise("norm_1", model.layer_norms * norm, kernels=model.layer_norms),
+            _norm("norm_1", model.layer_norms * norm, model.layer_norms),
             *_attention(shapes),
             *mlp_inner(shapes, model.ffn, "ffn", entered=True),
             leave(shapes, "block_reduce"),
-            Elementwise("residual", _add_bytes(shapes) + hidden * e),
+            _add("residual", shapes, more=hidden * e),
         ]
     more = model.layer_norms - 2  # norms of what the blocks give, as in Gemma 2
     return [
-        Elementwise("norm_1", norm),
+        _norm("norm_1", norm),
         *_attention(shapes),
         leave(shapes, "attention_reduce"),
-        Elementwise("residual_1", _add_bytes(shapes)),
-        Elementwise("norm_2", norm),
+        _add("residual_1", shapes),
+        _norm("norm_2", norm),
         *(expert_block(shapes) if moe else mlp_block(shapes, model.ffn, "ffn")),
-        Elementwise("residual_2", _add_bytes(shapes)),
-        *([Elementwise("norm_outputs", more * norm, kernels=more)] if more > 0 else []),
+        _add("residual_2", shapes),
+        *([_norm("norm_outputs", more * norm, more)] if more > 0 else []),
     ]
 
 
-def _add_bytes(shapes: Shapes) -> int:
-    """Bias, dropout and residual in one kernel: two reads, one write, the mask."""
-    dropout = MASK_BYTES if shapes.training.hidden_dropout > 0 else 0
-    return shapes.stream_tokens * shapes.model.hidden * (3 * shapes.element + dropout)
+def _norm(name: str, moved: int, kernels: int = 1) -> Elementwise:
+    """Norms that read and write so many bytes; backward they read input and gradient twice, for both gradients, write one.
+
+    Source: NVIDIA apex, csrc/layer_norm_cuda_kernel.cu (one kernel for the input's gradient, one for the weight's).
+    """
+    return Elementwise(name, moved, kernels, grad_bytes=2.5 * moved)
+
+
+def _add(name: str, shapes: Shapes, more: int = 0) -> Elementwise:
+    """Bias, dropout and residual in one kernel: two reads, one write, the mask; ``more`` bytes of a further addend.
+
+    Backward the dropout (read, write, the mask), the sum that is the bias's gradient, and the sum of the
+    stream's two gradients (two reads, one write).
+    """
+    e, dropped = shapes.element, shapes.training.hidden_dropout > 0
+    mask = MASK_BYTES if dropped else 0
+    hidden = shapes.stream_tokens * shapes.model.hidden
+    back = (2 * e + mask if dropped else 0) + (e if shapes.model.bias else 0) + 3 * e
+    return Elementwise(name, hidden * (3 * e + mask) + more, grad_bytes=float(hidden * back + more))
 
 
 def _attention(shapes: Shapes) -> list[Op]:
@@ -133,9 +148,9 @@ def accumulate(parameters: int, shapes: Shapes, framework: Framework) -> Element
     """Adding a micro-batch's weight gradients to what earlier ones left.
 
     Reads the new gradient, reads and writes the sum. Where each micro-batch's gradients are reduced, only
-    their shards are added up, which `sim.sharding` counts.
+    their shards are added up, which `sim.sharding` counts; where the product itself adds up, nothing is left.
     """
-    if framework.reduce.in_pass(shapes.layout.zero, shapes.layout.pp):
+    if framework.reduce.in_pass(shapes.layout.zero, shapes.layout.pp) or not framework.memory.fresh_gradients:
         return Elementwise("accumulate", 0.0, 0)
     states = framework.states[shapes.training.precision]
     kept = states.accumulation or states.gradient
@@ -188,11 +203,15 @@ def embedding_backward(shapes: Shapes, framework: Framework) -> list[Op]:
 def head_forward(shapes: Shapes) -> list[Op]:
     """Final norm, logits and the vocabulary-parallel loss on the last stage."""
     e, logits = shapes.element, shapes.tokens * shapes.rank_vocab
-    # The loss in fp32: convert (read e, write 4), maximum (4), subtract and exponentiate (8), sum (4), divide (8).
+    # The loss in fp32: convert (read e, write 4), maximum (4), subtract (8), exponentiate (8), sum (4), divide (8).
+    # Source: Megatron-LM, megatron/core/tensor_parallel/cross_entropy.py. Fused it reads twice and writes its gradient.
+    loss = Elementwise("loss", logits * (e + 4 + 4 + 8 + 8 + 4 + 8), kernels=6)
+    if shapes.habits.fused_loss:
+        loss = Elementwise("loss", logits * 3 * e, kernels=2)
     return [
         Elementwise("final_norm", 2 * shapes.stream_tokens * shapes.model.hidden * e),
         *executed(_logits(shapes)),
-        Elementwise("loss", logits * (e + 4 + 4 + 8 + 4 + 8), kernels=5),
+        loss,
         # Maximum, target logit and sum, in fp32.
         Collective("loss_reduce", "all_reduce", float(3 * 4 * shapes.tokens)),
     ]
@@ -202,8 +221,9 @@ def head_backward(shapes: Shapes, framework: Framework, split: bool = False) -> 
     """Gradient of loss, logits and final norm, and the accumulation of the head's shard."""
     e, logits = shapes.element, shapes.tokens * shapes.rank_vocab
     head = shapes.model.rank_head_parameters(shapes.layout.tp)
+    back = 2 * e if shapes.habits.fused_loss else 8 + 4 + e  # scaled where it lies; else scaled in fp32 and converted
     return [
-        Elementwise("loss_grad", logits * (8 + 4 + e), kernels=2),
+        Elementwise("loss_grad", logits * back, kernels=2),
         *backward_ops(_logits(shapes), overlap=framework.overlap_tensor_grads and not split),
         Elementwise("final_norm_grad", 4 * shapes.stream_tokens * shapes.model.hidden * e),
         accumulate(head, shapes, framework),

@@ -17,6 +17,7 @@ from typing import Literal
 
 from ..scenarios.fields import Precision
 from ..scenarios.layout import Layout
+from ..scenarios.memory_habits import MemoryHabits
 from ..scenarios.model import Model, RankParameters
 from ..scenarios.training import Training
 
@@ -70,11 +71,12 @@ class FusedAttention:
 
 @dataclass(frozen=True, slots=True)
 class Elementwise:
-    """Work that only moves bytes through the device's memory."""
+    """Work that only moves bytes through the device's memory; ``grad_bytes`` in its backward, twice as many if None."""
 
     name: str
     bytes: float
     kernels: int = 1
+    grad_bytes: float | None = None
 
 
 DeviceOp = Gemm | FusedAttention | Elementwise
@@ -142,6 +144,7 @@ class Shapes:
     model: Model
     training: Training
     layout: Layout
+    habits: MemoryHabits = MemoryHabits()
 
     @property
     def element(self) -> int:
@@ -286,7 +289,7 @@ def backward_of(op: Op) -> list[Op]:
     """The ops of the backward pass of one forward op.
 
     A product has one for the gradient of each operand; a fused attention recomputes its scores, so
-    five products stand against two; an element-wise op reads and writes about twice its bytes; a
+    five products stand against two; an element-wise op moves what it says, or twice its bytes; a
     gather has a reduce-scatter, a copy an all-reduce, and the other way round.
     """
     if isinstance(op, Gemm):
@@ -299,7 +302,8 @@ def backward_of(op: Op) -> list[Op]:
         # Dao 2023, arXiv 2307.08691, section 3: the backward pass has five products where the forward has two.
         return [replace(op, name=f"{op.name}_grad", flop=2.5 * op.flop, bytes=2 * op.bytes, backward=True)]
     if isinstance(op, Elementwise):
-        return [Elementwise(f"{op.name}_grad", 2 * op.bytes, op.kernels)]
+        moved = 2 * op.bytes if op.grad_bytes is None else op.grad_bytes
+        return [Elementwise(f"{op.name}_grad", moved, op.kernels)]
     if isinstance(op, RingAttention):
         (block,) = backward_of(op.block)
         assert isinstance(block, FusedAttention)
