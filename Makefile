@@ -14,7 +14,7 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 LOCKS := pyproject.toml constraints.txt
 
-.PHONY: help demo test lint types imports tests bench validate calibrate docs samples format clean
+.PHONY: help demo test lint types imports tests bench validate accuracy calibrate docs samples format clean
 
 help:
 	@echo 'make demo       predict the trillion-parameter run on 3,072 Frontier GCDs, beside what was published'
@@ -88,6 +88,10 @@ format: $(VENV)/dev.stamp
 validate: $(VENV)/base.stamp
 	@$(RUN) -m exatwin validate
 	@$(RUN) -m exatwin validate --network
+
+# Predict all published runs, and write what they miss by into docs/accuracy.md and scenarios/validation/bounds.yaml.
+accuracy: $(VENV)/base.stamp
+	@$(RUN) -m exatwin.report.accuracy
 
 # Fit the calibrations again; the figures go into sim/calibrations by hand.
 calibrate: $(VENV)/dev.stamp

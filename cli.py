@@ -96,6 +96,10 @@ def _network_modes() -> Sequence[str]:
     return NETWORK_MODES
 
 
+def _validation_kinds() -> Sequence[str]:
+    return ("time", "memory", "verdict", "message")
+
+
 def _output_options(command: CommandT) -> CommandT:
     """``--json``, ``-o`` and ``-q``, as every command that gives an answer has them."""
     options = (
@@ -236,16 +240,37 @@ def schema(kind: str, output: str | None) -> int:
 
 @cli.command()
 @_output_options
+@click.option("--source", metavar="NAME", help="Only rows of this series or source.")
+@click.option("--device", metavar="NAME", help="Only rows of this kind of device, such as A100.")
+@click.option("--kind", type=Word(_validation_kinds, "KIND"), help="Only time, memory, verdict or message.")
+@click.option("--fast", is_flag=True, help="A few rows of each series.")
+@click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes; left out: one for each core.")
 @click.option("--markdown", is_flag=True, help="Print Markdown tables, as docs/accuracy.md holds them.")
+@click.option("--state-bounds", metavar="FILE", help="Write the bounds that these errors keep, as YAML.")
 @click.option("--network", is_flag=True, help="Published benchmarks of collectives and messages instead of whole runs.")
-@click.option("--rows", is_flag=True, help="With --network: every row, measured and predicted, and their ratio.")
-def validate(as_json: bool, output: str | None, quiet: bool, markdown: bool, network: bool, rows: bool) -> int:
-    """Predict every published run and compare. Exits with 4 outside a stated tolerance."""
-    from .report.documents import check_destination
+@click.option("--rows", is_flag=True, help="Every row, measured and predicted.")
+def validate(
+    as_json: bool,
+    output: str | None,
+    quiet: bool,
+    source: str | None,
+    device: str | None,
+    kind: str | None,
+    fast: bool,
+    jobs: int | None,
+    markdown: bool,
+    state_bounds: str | None,
+    network: bool,
+    rows: bool,
+) -> int:
+    """Predict every published run and compare. Exits with 4 outside a stated tolerance.
+
+    -o FILE draws the rows (.html, which needs nothing else, or .png), lists them (.csv), or writes the JSON document.
+    """
+    from .report.documents import check_destination, write_text
 
     check_destination(output)
-    if rows and not network:
-        raise click.UsageError("--rows goes with --network; without it every row is shown")
+    check_destination(state_bounds)
     if network:
         from .report.network import network_document, network_markdown, network_view
         from .twin.network_validation import validate_network
@@ -257,12 +282,22 @@ def validate(as_json: bool, output: str | None, quiet: bool, markdown: bool, net
             partial(network_view, benchmarks, rows=rows),
         )
     else:
+        from .report.progress import progress_on
+        from .report.scatter import saver
         from .report.validation import validation_markdown, validation_view
+        from .twin.bounds import bounds_text
         from .twin.validate import validate as compare_all
 
-        runs = compare_all()
+        save = saver(output) if output and output != "-" else None
+        with progress_on(sys.stderr, "predicting published runs", quiet=quiet) as progress:
+            runs = compare_all(source, device, kind, fast=fast, jobs=jobs, progress=progress)
+        if save is not None:
+            save(runs)
+            output = None
+        if state_bounds:
+            write_text(bounds_text(runs.rows), state_bounds)
         within, document = runs.within, runs.document(__version__)
-        as_markdown, view = partial(validation_markdown, runs), partial(validation_view, runs)
+        as_markdown, view = partial(validation_markdown, runs, rows=rows), partial(validation_view, runs, rows=rows)
     if markdown:
         click.echo(as_markdown(), nl=False)
     _answer(document, view, as_json=as_json, output=output, quiet=quiet or markdown)

@@ -58,7 +58,15 @@ def write_document(document: dict[str, Any], path: str) -> None:
     Raises:
         InputError: If the file cannot be written.
     """
-    text = document_text(document)
+    write_text(document_text(document), path)
+
+
+def write_text(text: str, path: str) -> None:
+    """Write text to a file, whole or not at all, or to stdout where the path is ``-``.
+
+    Raises:
+        InputError: If the file cannot be written.
+    """
     if path == "-":
         sys.stdout.write(text)
         sys.stdout.flush()

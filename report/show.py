@@ -201,9 +201,11 @@ def _load_model(name: str) -> Any:
 def _model(name: str) -> Shown:
     model = _load_model(name)
     count = model.parameters()
-    parts = {part: getattr(count, part) for part in ("embedding", "positions", "layers", "final_norm", "head", "total")}
+    names = ("embedding", "positions", "layers", "final_norm", "head", *(["mtp"] if model.mtp_layers else []), "total")
+    parts = {part: getattr(count, part) for part in names}
     layer = model.layer_parameters()
-    document = {**model.model_dump(mode="json", exclude_none=True), "parameters": parts}
+    active = {"active_parameters": model.active_parameters()} if model.is_moe else {}
+    document = {**model.model_dump(mode="json", exclude_none=True), "parameters": parts, **active}
 
     def view(screen: Screen) -> Sequence[RenderableType]:
         kind = [
@@ -212,17 +214,37 @@ def _model(name: str) -> Shown:
             f"MLP {model.ffn:,}{' gated' if model.gated else ''}, {model.positions} positions, {model.norm} norm, "
             f"{'with' if model.bias else 'no'} biases, {'tied' if model.tied else 'untied'} head, "
             f"vocabulary {model.vocab:,}",
+            *_experts(model),
         ]
         table = plain_table("part", "parameters", "share")
         for part, value in parts.items():
             table.add_row(part.replace("_", " "), f"{value:,}", percent(value / count.total))
-        per_layer = f"one layer: attention {layer.attention:,}, MLP {layer.mlp:,}, norms {layer.norms:,}"
+        experts = (
+            f"router and shared {layer.mlp:,}, experts {layer.experts:,}" if layer.experts else f"MLP {layer.mlp:,}"
+        )
+        per_layer = f"one layer: attention {layer.attention:,}, {experts}, norms {layer.norms:,}"
         padded = f"the vocabulary padded to {model.padded_vocab():,} for tp 1; a wider tp pads it further"
         source = [indented(f"source {model.source}", "dim")] if model.source else []
         head = [Text(model.name, style="bold"), *(indented(line) for line in kind), *source]
         return spaced([group(head), table, group([indented(per_layer), indented(padded, "dim")])])
 
     return Shown(document, view)
+
+
+def _experts(model: Any) -> list[str]:
+    """A line on the experts, where there are any, and on latent attention."""
+    lines = []
+    if model.is_moe:
+        with_experts = sum(model.has_experts(layer) for layer in range(model.layers))
+        shared = f", {model.shared_experts} shared" if model.shared_experts else ""
+        lines.append(
+            f"{model.experts} experts of {model.expert_width:,} in {with_experts} layers, {model.top_k} for a token"
+            f"{shared}; a token passes {parameter_words(model.active_parameters())}"
+        )
+    if model.kv_rank:
+        queries = f", queries of {model.q_rank:,}" if model.q_rank else ""
+        lines.append(f"latent attention: keys and values of {model.kv_rank:,}{queries}, rotary part {model.rope_dim}")
+    return lines
 
 
 # --- scenarios -----------------------------------------------------------------------------------------------------
@@ -298,11 +320,12 @@ def _calibrations(found: list[str], screen: Screen) -> Sequence[RenderableType]:
 
 def _calibration(name: str) -> Shown:
     from ..sim.calibration import load_calibration
+    from ..sim.devices import with_device
     from ..topology.facts import facts_in
     from ..topology.files import read_document
 
     calibration = load_calibration(name)
-    written, _ = read_document(name, "exatwin.sim", "calibrations", "calibration")
+    written = with_device(*read_document(name, "exatwin.sim", "calibrations", "calibration"))
 
     def view(screen: Screen) -> Sequence[RenderableType]:
         head = [
@@ -364,29 +387,49 @@ def _schedule_names() -> list[str]:
 
 
 def _schedules(found: list[str], screen: Screen) -> Sequence[RenderableType]:
-    return spaced(part for name in found for part in [group(_schedule(name).view(screen))])
+    return spaced([*(group(_schedule(name).view(screen)) for name in found), indented(_SLOTS, "dim")])
+
+
+_SLOTS = (
+    "F forward, B backward, I and W its halves (gradient of the input, of the weights), and the micro-batch; "
+    "a slot is a forward, a half, or half a backward; small letters: a rank's second stage; dots: it waits"
+)
 
 
 def _schedule(name: str) -> Shown:
-    from ..scenarios.schedules import SCHEDULES, in_flight, schedule_table, to_csv
+    from ..scenarios.schedules import in_flight, load_schedule, picture, schedule_table, to_csv
 
-    if name not in SCHEDULES:
-        raise input_error(f"no schedule of that name{nearest(name, SCHEDULES)}", where=name)
-    schedule = SCHEDULES[name]
-    stages, micro_batches = 4, 6
-    table = schedule_table(schedule, stages, micro_batches)
+    schedule = load_schedule(name)
+    ranks, micro_batches = schedule.shape or (3, 6)
+    table = schedule_table(schedule, ranks, micro_batches)
+    drawn = picture(table) if ranks * micro_batches <= 1000 else []  # beyond that nobody reads it
+    if schedule.shape is None and len(drawn[0]) > 78:  # columns of a narrow terminal
+        micro_batches = 3
+        table = schedule_table(schedule, ranks, micro_batches)
+        drawn = picture(table)
     about = " ".join((type(schedule).__doc__ or "").split("\n\n")[0].split())
     document = {
         "name": name,
         "about": about,
-        "example": {"stages": stages, "micro_batches": micro_batches, "csv": to_csv(table)},
+        "virtual_stages_a_rank": list(schedule.chunks) if schedule.chunks else f"{schedule.least_chunks} or more",
+        "splits_backward": schedule.splits_backward,
+        "example": {
+            "ranks": ranks,
+            "micro_batches": micro_batches,
+            "virtual_stages_a_rank": schedule.least_chunks,
+            "passes_in_flight": [in_flight(row) for row in table],
+            "csv": to_csv(table),
+        },
     }
 
     def view(screen: Screen) -> Sequence[RenderableType]:
         held = ", ".join(str(in_flight(row)) for row in table)
-        rows = [indented(" ".join(f"{action.kind}{action.micro_batch}" for action in row)) for row in table]
-        note = f"{stages} stages, {micro_batches} micro-batches; the stages hold at most {held} micro-batches at once"
-        return [Text(name, style="bold"), indented(about), *rows, indented(note, "dim")]
+        each = counted(schedule.least_chunks, "stage")
+        note = (
+            f"{counted(ranks, 'rank')} of {each}, {micro_batches:,} micro-batches; "
+            f"the ranks hold at most {held} passes at once"
+        )
+        return [Text(name, style="bold"), indented(about), *map(indented, drawn), indented(note, "dim")]
 
     return Shown(document, view)
 

@@ -137,12 +137,17 @@ def topology_view(machine: Machine, screen: Screen) -> Sequence[RenderableType]:
     )
 
 
+LISTED_WIDTH = 88  # columns from which on the list of machines has room for every figure
+
+
 def topology_list(machines: Sequence[Machine], screen: Screen) -> Sequence[RenderableType]:
     """All machines, a line each."""
     from ..topology.graph import fabric_summary
 
-    more = ("a node sends", "diameter") if screen.roomy else ()
-    table = plain_table("machine", "fabric", "", "bisection", "taper", *more, left=("fabric",))
+    more: tuple[str, ...] = ("a node sends",) if screen.roomy else ()
+    if screen.width >= LISTED_WIDTH:
+        more += ("diameter",)
+    table = plain_table("machine", "fabric", "", "bisection", "taper", *more, left=("fabric",), whole=screen.roomy)
     for machine in machines:
         summary = fabric_summary(machine)
         part = LISTED_KINDS[machine.fabric.kind]
@@ -153,8 +158,9 @@ def topology_list(machines: Sequence[Machine], screen: Screen) -> Sequence[Rende
             _shown("bisection_bytes_per_s", summary["bisection_bytes_per_s"]),
         ]
         cells.append(_shown("taper", summary["taper"]))
-        if more:
+        if "a node sends" in more:
             cells.append(format_bandwidth(machine.node.injection_bytes_per_s, 0))
+        if "diameter" in more:
             cells.append(f"{summary['diameter_hops']} hops" if "diameter_hops" in summary else "")
         table.add_row(machine.name, *cells)
     note = "bandwidths are of one direction; exatwin show topology NAME shows one, and draws it with -o FILE.svg"

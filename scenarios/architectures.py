@@ -74,7 +74,8 @@ def _qwen3_moe(config: Config) -> Fields:
 
 def _qwen_experts(config: Config) -> Fields:
     dense = config.document.get("mlp_only_layers") or []
-    if dense != list(range(len(dense))):
+    if not isinstance(dense, list) or dense != list(range(len(dense))):
+        dense = []
         config.refuse("mlp_only_layers", "is read for the first layers alone, such as [0, 1]")
     return {
         "experts": config.number("num_experts"),

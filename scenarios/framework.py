@@ -69,6 +69,10 @@ class Reduce(BaseModel):
         default=(3,), description="ZeRO stages that reduce beside the backward whatever layout.overlap_grad_reduce says"
     )
 
+    def in_pass(self, zero: int, pp: int) -> bool:
+        """Whether each micro-batch's backward reduces its gradients; else they are reduced once a step."""
+        return zero > 0 and zero in self.each_micro_batch and (pp == 1 or self.each_in_pipeline)
+
 
 class Sharding(BaseModel):
     """What ZeRO stages a framework has, and when it gathers the weights that they shard."""
@@ -82,6 +86,9 @@ class Sharding(BaseModel):
     )
     gather_bytes: BytesByPrecision | None = Field(
         default=None, description="bytes a gathered weight; left out: as the layers compute"
+    )
+    copies_out: Flag = Field(
+        default=False, description="gathered weights are copied once more before layers use them, as FSDP2 does"
     )
     keeps_last: Flag = Field(
         default=True, description="the last unit of a forward stays gathered for the backward that follows at once"

@@ -34,3 +34,7 @@ class MemoryHabits(BaseModel):
     optimizer_work: BytesEach = Field(
         default=0.0, description="bytes a parameter of this rank's share that only the optimizer's step takes"
     )
+    gradients_freed: Flag = Field(
+        default=False,
+        description="gradients are given up after the step: with one micro-batch they come as the backward makes them",
+    )

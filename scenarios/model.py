@@ -117,6 +117,10 @@ class Model(ModelFields):
         beside those of attention itself."""
         return token_share(self.layer_weights(layer), self, matrices=True)
 
+    def routed_parameters(self, layer: int = -1) -> int:
+        """The part of `matrix_parameters` that is the routed experts'."""
+        return token_share((weight for weight in self.layer_weights(layer) if weight.part == "experts"), self, True)
+
     def rank_kv_heads(self, tp: int) -> int:
         """Key and value heads on one rank; with more ranks than heads each rank holds a copy of one."""
         return -(-self.kv_heads // tp)

@@ -134,7 +134,7 @@ class ModelFields(BaseModel):
     def _belongs_to_experts(cls, value: Any, info: ValidationInfo) -> Any:
         name = info.field_name or ""
         _of_experts(name, value or None, info)
-        if name == "shared_gate" and value and not info.data.get("shared_experts"):
+        if name == "shared_gate" and value and info.data.get("shared_experts") == 0:
             raise ValueError("is of shared experts; set shared_experts too")
         layers = info.data.get("layers")
         if name == "dense_layers" and layers is not None and value >= layers:
@@ -146,7 +146,7 @@ class ModelFields(BaseModel):
     @field_validator("shared_ffn")
     @classmethod
     def _shared_ffn_of_shared_experts(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value is not None and not info.data.get("shared_experts"):
+        if value is not None and info.data.get("shared_experts") == 0:
             raise ValueError(f"shared_ffn={value} is of shared experts; set shared_experts too")
         return value
 
@@ -195,7 +195,7 @@ class ModelFields(BaseModel):
     def has_experts(self, layer: int) -> bool:
         """Whether this layer, counted from 0 (or back from -1), has experts in place of a plain MLP.
 
-        >>> mixed = Model(layers=6, hidden=8, heads=1, vocab=9, experts=4, top_k=2, dense_layers=2, moe_every=2)
+        >>> mixed = ModelFields(layers=6, hidden=8, heads=1, vocab=9, experts=4, top_k=2, dense_layers=2, moe_every=2)
         >>> [mixed.has_experts(layer) for layer in range(6)]
         [False, False, False, True, False, True]
         """

@@ -131,7 +131,7 @@ class Sizes:
     @property
     def key_dim(self) -> int:
         """Width of a query or key head, the rotary part of latent attention included."""
-        return int(self.model.head_dim or 0) + (self.model.rope_dim or 0 if self.latent else 0)
+        return int(self.model.head_dim or 0)
 
     @property
     def value_dim(self) -> int:
@@ -228,7 +228,7 @@ def _attention(sizes: Sizes) -> Iterator[Step]:
 def _latent_projections(sizes: Sizes) -> Iterator[Step]:
     """Down to the compressed queries and keys, a norm on each, and up to the heads."""
     model = sizes.model
-    rank, rope, width = model.kv_rank or 0, model.rope_dim or 0, int(model.head_dim or 0)
+    rank, rope = model.kv_rank or 0, model.rope_dim or 0
     local = sizes.own_tokens * sizes.element
     compressed = local * (rank + rope)
     down = [Matrix(rank + rope, model.hidden)]
@@ -239,7 +239,7 @@ def _latent_projections(sizes: Sizes) -> Iterator[Step]:
     else:
         down.append(Matrix(sizes.heads * sizes.key_dim, model.hidden))
     yield Step("down", sizes.hidden, sizes.hidden, compressed, 0.0, ("norm",), tuple(down))
-    up = [Matrix(sizes.heads * (width + sizes.value_dim), rank)]
+    up = [Matrix(sizes.heads * (sizes.key_dim - rope + sizes.value_dim), rank)]
     kept = local * (2 * rank + rope)
     if queries is not None:
         up.append(Matrix(sizes.heads * sizes.key_dim, queries))
@@ -315,9 +315,7 @@ def layer_kept_bytes(sizes: Sizes, experts: bool = False) -> float:
     return kept_bytes(layer_steps(sizes, experts))
 
 
-def backward_bytes(
-    steps: Sequence[Step], stream: float, fresh: float, given_up: frozenset[str] = frozenset()
-) -> float:
+def backward_bytes(steps: Sequence[Step], stream: float, fresh: float, given_up: frozenset[str] = frozenset()) -> float:
     """The most that the backward of a layer holds above what its forward kept.
 
     Args:

@@ -8,6 +8,7 @@ names the rows a fit has used and what was left over on them.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from importlib import resources
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from ..topology.files import build, bundled_names, read_document
 from ..topology.machine import Machine
 from ..topology.units import Bytes, BytesPerSecond, Seconds
 from .devices import with_device
+from .fits import with_fit, with_values
 
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
@@ -43,6 +45,37 @@ class TileLaw(BaseModel):
     columns: Fact[Whole]
     units: Fact[Whole] = Field(description="compute units that share the tiles")
     k_half: Fact[Size] = Field(description="inner dimension at which half of the rate is lost")
+    fp8_k_half: Fact[Size] | None = Field(default=None, description="the same in fp8, where it differs")
+    smallest: Fact[Whole] | None = Field(
+        default=None, description="side of the smallest tile; left out: there is none but the largest"
+    )
+    intensity_half: Fact[Size] | None = Field(
+        default=None, description="multiply-adds for each element read at which a tile loses half of the rate"
+    )
+    group_rows: Fact[Size] | None = Field(
+        default=None, description="rows by which each matrix of a grouped product costs more than it has"
+    )
+
+
+class PassFigures(BaseModel):
+    """Fused attention, one pass."""
+
+    model_config = _STRICT
+    share: Fact[Fraction] = Field(description="executed FLOP, of the peak, at a head width of 128 with many blocks")
+    fill: Fact[Size] | None = Field(
+        default=None, description="blocks of 128 queries a unit at which the pass takes twice as long as with many"
+    )
+    wide: Fact[Fraction] | None = Field(default=None, description="share of that left at head widths above 128")
+
+
+class AttentionFigures(BaseModel):
+    """Achieved rates of fused attention."""
+
+    model_config = _STRICT
+    forward: PassFigures
+    backward: PassFigures
+    width_half: Fact[Size] | None = Field(default=None, description="head width at which half of the rate is lost")
+    pad: Fact[Whole] | None = Field(default=None, description="head widths are filled up to a multiple of this")
 
 
 class ComputeFigures(BaseModel):
@@ -51,8 +84,12 @@ class ComputeFigures(BaseModel):
     model_config = _STRICT
     gemm_fraction: dict[Precision, Fact[Fraction]] = Field(description="large matrix product, of the peak")
     gemm_tile: TileLaw
-    attention_fraction: Fact[Fraction] = Field(description="fused attention, executed FLOP, of the peak")
+    attention: AttentionFigures
     memory_fraction: Fact[Fraction] = Field(description="element-wise work, of the memory bandwidth")
+    sustained: Fact[Fraction] | None = Field(
+        default=None,
+        description="what products and attention keep of their rates alone in a whole run, where power and heat hold clocks",
+    )
     launch: Fact[Seconds] = Field(description="gap in front of each kernel")
     overlap_slowdown: Fact[Slowdown] | None = Field(
         default=None, description="how many times longer compute takes while communication runs beside it"
@@ -145,6 +182,9 @@ class MemoryFigures(BaseModel):
     model_config = _STRICT
     context: Fact[Bytes] = Field(description="driver and communicators, outside the framework's allocator")
     reserve: Fact[Bytes] = Field(description="what the allocator reserves above the peak of its tensors")
+    reserve_share: Fact[Fraction] | None = Field(
+        default=None, description="what it reserves on top of that, of the activations and working sets at the peak"
+    )
 
 
 class StepFigures(BaseModel):
@@ -153,6 +193,10 @@ class StepFigures(BaseModel):
     model_config = _STRICT
     overhead: Fact[Seconds] = Field(description="host work and waiting at the end of each step")
     hop_overhead: Fact[Seconds] = Field(description="the same, for each boundary between pipeline stages")
+    dispatch: Fact[Seconds] | None = Field(
+        default=None,
+        description="host time to hand one kernel or collective to the device; absent where it never shows",
+    )
 
 
 class Residual(BaseModel):
@@ -256,7 +300,21 @@ def load_calibration(name: str) -> Calibration:
         InputError: If there is none, or it breaks its schema.
     """
     document, where = read_document(name, "exatwin.sim", "calibrations", "calibration")
-    return build(Calibration, with_device(document, where), where)
+    return build(Calibration, with_fit(with_device(document, where)), where)
+
+
+def calibration_with(name: str, figures: Mapping[str, float | str]) -> Calibration:
+    """A calibration with other values in some figures, and no fit.
+
+    Args:
+        name: A bundled calibration or a path.
+        figures: Dotted paths, such as ``step.dispatch``, with values as a file says them.
+
+    Raises:
+        InputError: If there is none, or a figure breaks the schema.
+    """
+    document, where = read_document(name, "exatwin.sim", "calibrations", "calibration")
+    return build(Calibration, with_values(with_device(document, where), figures), where)
 
 
 def default_calibration(machine: Machine) -> Calibration:

@@ -1,95 +1,134 @@
 """How long an op takes on one device: a roofline with achieved efficiencies.
 
 ``max(FLOP / (peak x efficiency), bytes / achieved memory bandwidth) + launch``,
-after Williams, Waterman and Patterson 2009, doi 10.1145/1498765.1498785.
+after Williams, Waterman and Patterson 2009, doi 10.1145/1498765.1498785. What a product's
+shape does to its efficiency stands in `gemm_law`, what a head's does in `attention_law`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..scenarios.fields import Precision
+from ..topology.errors import input_error
 from ..topology.machine import Machine
-from .calibration import Calibration
+from .attention_law import AttentionPass, AttentionRates, attention_flop_s
+from .calibration import AttentionFigures, Calibration, PassFigures
+from .gemm_law import GemmRates, gemm_bytes, shape_efficiency, tiles_of
 from .ops import ELEMENT_BYTES, Elementwise, FusedAttention, Gemm
+
+OPERAND_BYTES = {**ELEMENT_BYTES, "fp8": 1}
 
 
 @dataclass(frozen=True)
 class DeviceRates:
-    """Achieved rates of one device in one precision.
+    """Achieved rates of one device for a training in one precision.
 
     Attributes:
-        gemm_flop_per_s: Large matrix products.
-        attention_flop_per_s: Fused attention, executed FLOP.
+        gemms: Matrix products by the precision of their operands.
+        precision: Of the operands of a product that names none.
+        attention: Fused attention.
         memory_bytes_per_s: Element-wise work.
-        tile: Rows and columns of a tile of a product's result.
-        units: Units of the device that share the tiles.
-        k_half: Inner dimension at which a product loses half of its rate.
-        element_bytes: Bytes of an operand.
         launch_s: Gap in front of a kernel.
+        overlap_slowdown: How many times longer compute takes while communication runs beside it.
     """
 
-    gemm_flop_per_s: float
-    attention_flop_per_s: float
+    gemms: Mapping[Precision, GemmRates]
+    precision: Precision
+    attention: AttentionRates
     memory_bytes_per_s: float
-    tile: tuple[int, int]
-    units: int
-    k_half: float
-    element_bytes: int
     launch_s: float
+    overlap_slowdown: float = 1.0
+
+    def gemm_rates(self, gemm: Gemm) -> GemmRates:
+        """The rates of a product's precision.
+
+        Raises:
+            InputError: If the device has none.
+        """
+        precision = gemm.precision or self.precision
+        if precision not in self.gemms:
+            message = f"the device has no matrix products in {precision}; it has {', '.join(self.gemms)}"
+            raise input_error(message, field="precision")
+        return self.gemms[precision]
 
 
 def device_rates(machine: Machine, calibration: Calibration, precision: Precision) -> DeviceRates:
     """The rates that a calibration grants a machine's device.
 
+    A training in fp8 runs its matrix products in fp8 where they name it, all else in bf16. A precision that
+    the device has and the calibration does not takes the share of the training's own.
+
     Raises:
         InputError: If the device has no peak or the calibration no figure for the precision.
     """
-    peak = machine.device.peak_flop_per_s(precision)
-    compute = calibration.compute
+    device, compute = machine.device, calibration.compute
+    usual: Precision = "bf16" if precision == "fp8" else precision
+    for needed in dict.fromkeys((precision, usual)):
+        device.peak_flop_per_s(needed)
+        calibration.gemm_fraction(needed)
+    share = calibration.gemm_fraction(usual)
+    sustained = compute.sustained.value if compute.sustained else 1.0
+    law = compute.gemm_tile
+    tiles = tiles_of(law)
+    gemms: dict[Precision, GemmRates] = {}
+    for known in device.peak:
+        figure = compute.gemm_fraction.get(known)
+        k_half = law.fp8_k_half if known == "fp8" and law.fp8_k_half else law.k_half
+        gemms[known] = GemmRates(
+            flop_per_s=device.peak_flop_per_s(known) * (figure.value if figure else share) * sustained,
+            tiles=tiles,
+            units=law.units.value,
+            k_half=k_half.value,
+            group_rows=law.group_rows.value if law.group_rows else 0.0,
+            operand_bytes=OPERAND_BYTES[known],
+            result_bytes=ELEMENT_BYTES[known],
+        )
     return DeviceRates(
-        gemm_flop_per_s=peak * calibration.gemm_fraction(precision),
-        attention_flop_per_s=peak * compute.attention_fraction.value,
-        memory_bytes_per_s=machine.device.memory_bandwidth_bytes_per_s * compute.memory_fraction.value,
-        tile=(compute.gemm_tile.rows.value, compute.gemm_tile.columns.value),
-        units=compute.gemm_tile.units.value,
-        k_half=compute.gemm_tile.k_half.value,
-        element_bytes=ELEMENT_BYTES[precision],
+        gemms=gemms,
+        precision=usual,
+        attention=_attention(compute.attention, device.peak_flop_per_s(usual) * sustained, law.units.value),
+        memory_bytes_per_s=device.memory_bandwidth_bytes_per_s * compute.memory_fraction.value,
         launch_s=compute.launch.value,
+        overlap_slowdown=compute.overlap_slowdown.value if compute.overlap_slowdown else 1.0,
     )
 
 
-def shape_efficiency(gemm: Gemm, tile: tuple[int, int], units: int, k_half: float) -> float:
-    """Share of the full rate that a product of this shape reaches, at most 1.
+def _attention(figures: AttentionFigures, peak: float, units: int) -> AttentionRates:
+    def one(given: PassFigures) -> AttentionPass:
+        return AttentionPass(
+            flop_per_s=peak * given.share.value,
+            fill=given.fill.value if given.fill else 0.0,
+            wide=given.wide.value if given.wide else 1.0,
+        )
 
-    The tile lies whichever way round wastes less; a batch of products shares the waves.
-
-    >>> shape_efficiency(Gemm("x", 1024, 1024, 4096), (128, 256), units=64, k_half=0.0)
-    0.5
-    """
-    waves = min(
-        -(-gemm.count * -(-gemm.m // rows) * -(-gemm.n // columns) // units) for rows, columns in (tile, tile[::-1])
+    return AttentionRates(
+        forward=one(figures.forward),
+        backward=one(figures.backward),
+        units=units,
+        width_half=figures.width_half.value if figures.width_half else 0.0,
+        pad=figures.pad.value if figures.pad else 1,
     )
-    full = waves * units * tile[0] * tile[1]
-    return gemm.count * gemm.m * gemm.n / full * gemm.k / (gemm.k + k_half)
 
 
 def gemm_s(gemm: Gemm, rates: DeviceRates) -> float:
     """Seconds of matrix products, operands read and the result written once each."""
-    moved = gemm.count * rates.element_bytes * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n)
-    flop_s = gemm.flop / (rates.gemm_flop_per_s * shape_efficiency(gemm, rates.tile, rates.units, rates.k_half))
-    return max(flop_s, moved / rates.memory_bytes_per_s) + rates.launch_s
+    own = rates.gemm_rates(gemm)
+    flop_s = gemm.flop / (own.flop_per_s * shape_efficiency(gemm, own))
+    return max(flop_s, gemm_bytes(gemm, own) / rates.memory_bytes_per_s) + rates.launch_s
 
 
 def op_s(op: Gemm | FusedAttention | Elementwise, rates: DeviceRates) -> float:
     """Seconds of one op of the device itself.
 
-    >>> rates = DeviceRates(100e12, 50e12, 1e12, (128, 256), 110, 0.0, 2, 0.0)
+    >>> attention = AttentionRates(AttentionPass(50e12), AttentionPass(40e12))
+    >>> rates = DeviceRates({}, "fp16", attention, memory_bytes_per_s=1e12, launch_s=0.0)
     >>> op_s(Elementwise("copy", 2e9), rates)
     0.002
     """
     if isinstance(op, Gemm):
         return gemm_s(op, rates)
     if isinstance(op, FusedAttention):
-        return max(op.flop / rates.attention_flop_per_s, op.bytes / rates.memory_bytes_per_s) + rates.launch_s
+        return max(attention_flop_s(op, rates.attention), op.bytes / rates.memory_bytes_per_s) + rates.launch_s
     return op.bytes / rates.memory_bytes_per_s + op.kernels * rates.launch_s

@@ -106,6 +106,7 @@ class _Costs:
             device_rates(scenario.machine, calibration, scenario.training.precision),
             collectives_of(scenario, calibration, placement),
             slowdown.value if slowdown else 1.0,
+            calibration.step.dispatch.value if calibration.step.dispatch else 0.0,
         )
         states = {**scenario.framework.states, scenario.training.precision: shards.state_bytes(scenario)}
         self.framework = scenario.framework.model_copy(update={"states": states})

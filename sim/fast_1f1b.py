@@ -8,23 +8,30 @@ along the stages. `exatwin.sim.recurrence` tells what is being computed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from ..scenarios.schedules import BACKWARD, FORWARD
+from .tail import Gate
 from .timeline import Program
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def play_1f1b(program: Program) -> tuple[list[list[float]], list[float]]:
+def play_1f1b(
+    program: Program, gates: Sequence[Gate] = (), late: dict[tuple[int, int], float] | None = None
+) -> tuple[list[list[float]], list[float]]:
     """When every action of a 1F1B step starts, a list a stage in the order of its actions, and when each stage is free.
 
     Args:
-        program: A step whose table is that of 1F1B.
+        program: A step whose table is that of 1F1B, one chunk a rank.
+        gates: What the first forward of each stage waits for, beside its input.
+        late: Where to note how much longer it took, by stage and code.
     """
-    stages, count = program.stages, program.micro_batches
+    stages, count = program.ranks, program.micro_batches
     stage_range = np.arange(stages)
     warm_up = np.minimum(stages - 1 - stage_range, count)
     rounds = count - warm_up  # rounds in which a stage still has a forward
@@ -35,7 +42,7 @@ def play_1f1b(program: Program) -> tuple[list[list[float]], list[float]]:
     up = np.array([program.travels(s, FORWARD) for s in range(stages)])
     down = np.array([program.travels(s, BACKWARD) for s in range(stages)])
 
-    first = _fill(forward, hold_up, up, warm_up)
+    first = _fill(forward, hold_up, up, warm_up, gates)
     free = np.array(
         [row[-1] + forward[s, len(row) - 1] + hold_up[s] if len(row) else 0.0 for s, row in enumerate(first)]
     )
@@ -49,10 +56,14 @@ def play_1f1b(program: Program) -> tuple[list[list[float]], list[float]]:
     f_start = np.zeros((count, stages))
     b_start = np.zeros((count, stages))
     least = int(rounds.min())
-    steady = program.jitter is None
+    # Only the first forward and the last backward may take longer than the others, but for jitter.
+    steady = program.jitter is None and not program.extra_s and not gates
     travel = _travel(backward[:, 0], down)
     for i in range(count):
         start = np.maximum(free, arrival)
+        if i == 0 and gates:
+            for stage in np.flatnonzero(warm_up == 0).tolist():
+                forward[stage, 0] = gates[stage].passed(start[stage], forward[stage, 0]) - start[stage]
         f_start[i] = start
         if steady:
             passed, back = forward[:, 0], backward[:, 0]
@@ -67,6 +78,9 @@ def play_1f1b(program: Program) -> tuple[list[list[float]], list[float]]:
         b_start[i] = begins
         free = begins + back + hold_down
         arrival[1:] = (start + passed + up)[:-1]
+    if late is not None and gates:
+        longer = [float(forward[s, 0]) - program.duration(s, FORWARD) for s in range(stages)]
+        late |= {(s, FORWARD): max(seconds, 0.0) for s, seconds in enumerate(longer)}
     starts = [_in_order(first[s], f_start[:, s], b_start[:, s], int(rounds[s])).tolist() for s in range(stages)]
     return starts, free.tolist()
 
@@ -79,17 +93,19 @@ def _travel(back: Floats, down: Floats) -> Floats:
     return np.asarray(total[-1] - total)
 
 
-def _fill(forward: Floats, hold: Floats, up: Floats, warm_up: Ints) -> list[Floats]:
-    """Starts of the warm-up forwards of each stage."""
+def _fill(forward: Floats, hold: Floats, up: Floats, warm_up: Ints, gates: Sequence[Gate]) -> list[Floats]:
+    """Starts of the warm-up forwards of each stage; the first of each is made to last until its weights are there."""
     rows: list[Floats] = []
     for stage, number in enumerate(warm_up.tolist()):
         if number == 0:
             rows.append(np.zeros(0))
             continue
-        steps = np.concatenate([[0.0], np.cumsum(forward[stage, : number - 1] + hold[stage])])
         arrivals = np.zeros(number)
         if stage > 0:
             arrivals = rows[stage - 1][:number] + forward[stage - 1, :number] + up[stage - 1]
+        if gates:
+            forward[stage, 0] = gates[stage].passed(arrivals[0], forward[stage, 0]) - arrivals[0]
+        steps = np.concatenate([[0.0], np.cumsum(forward[stage, : number - 1] + hold[stage])])
         rows.append(np.maximum.accumulate(arrivals - steps) + steps)
     return rows
 

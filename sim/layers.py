@@ -132,8 +132,11 @@ def _latent_projections(shapes: Shapes) -> list[Op]:
 def accumulate(parameters: int, shapes: Shapes, framework: Framework) -> Elementwise:
     """Adding a micro-batch's weight gradients to what earlier ones left.
 
-    Reads the new gradient, reads and writes the sum.
+    Reads the new gradient, reads and writes the sum. Where each micro-batch's gradients are reduced, only
+    their shards are added up, which `sim.sharding` counts.
     """
+    if framework.reduce.in_pass(shapes.layout.zero, shapes.layout.pp):
+        return Elementwise("accumulate", 0.0, 0)
     states = framework.states[shapes.training.precision]
     kept = states.accumulation or states.gradient
     new = states.gradient or shapes.element

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ..scenarios.result import LinkLoad, LinkPlace
 from ..scenarios.scenario import Scenario
+from ..topology.placement import Placement
 from ..topology.routing import Routes
 from .calibration import NetworkFigures
 from .communicate import plan_collective, ring_bytes
-from .traffic import Traffic, placement_of, tensor_groups_together
+from .passes import PassCost
+from .shards import ReplicaGroup, replica_groups_of
+from .traffic import Traffic, placement_of
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -22,51 +26,95 @@ _PLACES: tuple[LinkPlace, ...] = ("node", "nic", "fabric")  # by their numbers i
 
 
 @dataclass(frozen=True)
-class TensorUse:
-    """Who of the tensor-parallel groups uses which link: one entry a stage and link, with the bytes of a step."""
+class PassUse:
+    """Which links the collectives within passes use: one entry a stage and link, with the bytes of a step.
 
+    Attributes:
+        group: The kind of group.
+        stage: Pipeline rank.
+        link: The link.
+        bytes: Over it in a step.
+    """
+
+    group: str
     stage: Ints
     link: Ints
     bytes: Floats
 
 
-def tensor_use(
+def pass_uses(
     scenario: Scenario,
     figures: NetworkFigures,
     routes: Routes,
-    algorithms: dict[tuple[str, str], str],
-    stage_bytes: Sequence[float],
-) -> TensorUse:
-    """The links of all tensor-parallel groups.
+    algorithms: Mapping[tuple[str, str], str],
+    passes: Sequence[PassCost],
+) -> list[PassUse]:
+    """The links of all groups that passes talk in.
 
     Args:
         scenario: What is asked.
         figures: What the library achieves.
         routes: The links of the job.
-        algorithms: How the tensor-parallel collectives run, by group and operation.
-        stage_bytes: Of each stage, what one rank would send in a step if all of them were rings.
+        algorithms: How the collectives of the passes run, by group and operation.
+        passes: All passes of a step, by pipeline rank.
+    """
+    sent: dict[str, list[float]] = {}
+    by_op: dict[tuple[str, str], float] = {}
+    for rank, whole in enumerate(passes):
+        for use in whole.uses:
+            group = "tp" if use.group == "pp" else use.group  # a message's pieces are gathered by the tensor ranks
+            sent.setdefault(group, [0.0] * len(passes))[rank] += use.bytes
+            by_op[group, use.op] = by_op.get((group, use.op), 0.0) + use.bytes
+    found = []
+    for group, stage_bytes in sent.items():
+        op = max((op for kind, op in by_op if kind == group), key=lambda op: by_op[group, op])
+        algorithm = algorithms.get((group, op), "ring")
+        found.append(group_use(scenario, figures, routes, group, op, algorithm, stage_bytes))
+    return found
+
+
+def group_use(
+    scenario: Scenario,
+    figures: NetworkFigures,
+    routes: Routes,
+    group: str,
+    op: str,
+    algorithm: str,
+    stage_bytes: Sequence[float],
+) -> PassUse:
+    """The links of all groups of a kind.
+
+    Args:
+        scenario: What is asked.
+        figures: What the library achieves.
+        routes: The links of the job.
+        group: The kind.
+        op: What most of its bytes are sent for.
+        algorithm: How that runs.
+        stage_bytes: Of each pipeline rank, what one device would send in a step if all of them were rings.
     """
     placement = placement_of(scenario)
-    named = {op: algorithm for (group, op), algorithm in algorithms.items() if group == "tp"}
-    if placement.tp == 1 or not named:
-        return TensorUse(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
-    op, algorithm = min(named.items(), key=lambda item: item[0] != "all_reduce")
-    groups = placement.tensor_groups()
-    stage = np.repeat(np.arange(placement.pp), placement.dp)
+    groups = _groups(scenario, placement, group)
+    if groups.shape[1] == 1 or not any(stage_bytes):
+        return PassUse(group, np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+    if op == "sendrecv":  # each hands on to the next, as in a ring
+        op, algorithm = "all_gather", "ring"
+    stage = np.arange(len(groups)) // (len(groups) // placement.pp)
     sent = np.asarray(stage_bytes, dtype=np.float64)
-    alike = not placement.tensor_group_crosses_nodes() and not routes.faults
-    rows, ways = tensor_groups_together(placement, scenario.machine) if alike else (groups, routes)
+    per_node, width = placement.devices_per_node, len(routes.node.capacity)
+    nodes = groups // per_node
+    alike = bool((nodes == nodes[:, :1]).all()) and not routes.faults
+    rows, ways = (groups[nodes[:, 0] == 0], Routes(scenario.machine, 1)) if alike else (groups, routes)
     size = 2.0**30  # any: a collective's bytes are in proportion to it
     plan = plan_collective(op, [size], rows, ways, figures, algorithm)
-    of_ring = ring_bytes(op, size, placement.tp)
+    of_ring = ring_bytes(op, size, groups.shape[1])
     row = np.concatenate([hops.row for hops in plan.hops])
     link = np.concatenate([hops.link for hops in plan.hops])
     scaled = [hops.share * carried / of_ring for hops, carried in zip(plan.hops, plan.edge_bytes[0], strict=True)]
     share = np.concatenate(scaled)
     if not alike:
-        return TensorUse(stage[row], link, share * sent[stage[row]])
+        return PassUse(group, stage[row], link, share * sent[stage[row]])
     # Every node is like the first: its groups' links are theirs, a node's links further on.
-    per_node, width = placement.devices_per_node, len(routes.node.capacity)
     found = []
     for number, pattern in enumerate(rows):
         mine = row == number
@@ -76,25 +124,44 @@ def tensor_use(
         moved = sent[stage[same], None] * part[used]
         links = groups[same, 0, None] // per_node * width + used
         found.append((np.repeat(stage[same], len(used)), links.reshape(-1), moved.reshape(-1)))
-    return TensorUse(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
+    return PassUse(group, *(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
+
+
+def _groups(scenario: Scenario, placement: Placement, group: str) -> Ints:
+    """Devices of all groups of a kind, stage by stage."""
+    layout = scenario.layout
+    etp = layout.etp or layout.tp
+    if group == "tp":
+        return placement.tensor_groups()
+    if group == "cp":
+        return placement.replica_groups(layout.cp)
+    if group == "ep":
+        return placement.expert_groups(layout.ep, etp)
+    if group == "etp":
+        return placement.expert_tensor_groups(etp)
+    if group == "secondary":
+        return placement.replica_groups(layout.secondary_shards or 1)
+    return replica_groups_of(placement, scenario, cast(ReplicaGroup, group))
 
 
 def busiest_links(
-    traffic: Traffic, class_bytes: Floats, tensor: TensorUse, step_s: float, most: int = 4
+    traffic: Traffic, class_bytes: Floats, passes: Sequence[PassUse], step_s: float, most: int = 4
 ) -> tuple[LinkLoad, ...]:
     """The links that carried most for what they can; links loaded alike at one place are one entry.
 
     Args:
         traffic: Who uses which link.
         class_bytes: Bytes that one transfer of each class moved in the step.
-        tensor: What the tensor-parallel groups moved.
+        passes: What the groups of the passes moved.
         step_s: The step.
         most: Entries at most of each place: inside nodes, at NICs, in the fabric.
     """
     use, capacity = traffic.use, traffic.routes.capacity
     by_use = use.share * class_bytes[use.class_of]
-    of_tensor = np.bincount(tensor.link, tensor.bytes, minlength=len(capacity))
-    carried = of_tensor + np.bincount(use.link, by_use, minlength=len(capacity))
+    carried = np.zeros(len(capacity))
+    for one in passes:
+        carried += np.bincount(one.link, one.bytes, minlength=len(capacity))
+    carried += np.bincount(use.link, by_use, minlength=len(capacity))
     busy: Floats = np.zeros(len(capacity))
     np.divide(carried, capacity * step_s, out=busy, where=capacity > 0)
     loads = []
@@ -104,21 +171,23 @@ def busiest_links(
         for value in _largest(level, most):
             links = here[level == value]
             first = int(links[0])
-            users = _users(traffic, by_use, tensor, first)
+            users = _users(traffic, by_use, passes, first)
             name = traffic.routes.name(first)
             loads.append(LinkLoad(name, where, len(links), float(carried[first]), float(busy[first]), users))
     return tuple(sorted(loads, key=lambda load: -load.busy))
 
 
-def _users(traffic: Traffic, by_use: Floats, tensor: TensorUse, link: int, most: int = 4) -> tuple[str, ...]:
+def _users(traffic: Traffic, by_use: Floats, passes: Sequence[PassUse], link: int, most: int = 4) -> tuple[str, ...]:
     """Whose bytes a link carried, most first."""
     total: dict[str, float] = {}
     mine = traffic.use.link == link
     for kind, moved in zip(traffic.use.class_of[mine].tolist(), by_use[mine].tolist(), strict=True):
         total[traffic.names[kind]] = total.get(traffic.names[kind], 0.0) + moved
-    mine = tensor.link == link
-    for stage, moved in zip(tensor.stage[mine].tolist(), tensor.bytes[mine].tolist(), strict=True):
-        total[f"tp of stage {stage}"] = total.get(f"tp of stage {stage}", 0.0) + moved
+    for one in passes:
+        mine = one.link == link
+        for stage, moved in zip(one.stage[mine].tolist(), one.bytes[mine].tolist(), strict=True):
+            name = f"{one.group} of stage {stage}"
+            total[name] = total.get(name, 0.0) + moved
     ranked = sorted((name for name, moved in total.items() if moved > 0), key=lambda name: -total[name])
     return tuple(ranked[:most])
 

@@ -15,18 +15,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..scenarios.model import Model, RankParameters
+from ..scenarios.model import RankParameters
 from ..scenarios.result import Memory, MemoryParts, StageMemory, Verdict
 from ..scenarios.scenario import Scenario
-from ..scenarios.schedules import BACKWARD, FORWARD, KINDS
-from .activations import Sizes, Step, backward_bytes, deferred_bytes, kept_bytes, layer_steps
+from ..scenarios.schedules import BACKWARD, FORWARD, INPUT_GRAD, KINDS, WEIGHT_GRAD, load_schedule
+from .activations import Sizes, Step, backward_bytes, deferred_bytes, kept_bytes, layer_steps, unit_elements
 from .calibration import Calibration
 from .costs import JobCost
-from .memory_states import StateSizes, state_sizes
+from .memory_states import StateSizes, gathers, state_sizes
 from .ops import MASK_BYTES
-from .timeline import Program, Timeline
+from .timeline import Floats, Program, Timeline
 
-INPUT_GRAD, WEIGHT_GRAD = 2, 3  # halves of a backward, where a schedule splits it
 LOSS_BYTES = 4  # the loss works in fp32
 NAMES = {FORWARD: "forward", BACKWARD: "backward", INPUT_GRAD: "input gradient", WEIGHT_GRAD: "weight gradient"}
 
@@ -54,15 +53,10 @@ class ChunkBytes:
     weight_work: float = 0.0
 
 
-def has_experts(model: Model, layer: int) -> bool:
-    """Whether a layer of the model is one of experts."""
-    return model.experts is not None and layer >= model.dense_layers and (layer + 1) % model.moe_every == 0
-
-
 def stage_steps(scenario: Scenario, layers: Sequence[int]) -> list[tuple[Step, ...]]:
     """The operations of some layers."""
     sizes = Sizes(scenario.model, scenario.training, scenario.layout)
-    kinds = [has_experts(scenario.model, layer) for layer in layers]
+    kinds = [scenario.model.has_experts(layer) for layer in layers]
     known = {kind: layer_steps(sizes, kind, scenario.framework.memory) for kind in set(kinds)}
     return [known[kind] for kind in kinds]
 
@@ -78,7 +72,7 @@ def chunk_bytes(scenario: Scenario, stage: int, layers: Sequence[int], mode: str
     """
     layout, training, model, habits = scenario.layout, scenario.training, scenario.model, scenario.framework.memory
     sizes = Sizes(model, training, layout)
-    fresh = float(sizes.element) if habits.fresh_gradients and layout.zero < 3 else 0.0
+    fresh = float(sizes.element) if habits.fresh_gradients and not gathers(scenario) else 0.0
     given_up = frozenset(layout.recompute_ops) if mode == "selective" else frozenset[str]()
     again = min(layout.recompute_layers or len(layers), len(layers)) if mode != "none" else 0
     kept, works, splits, weights = [], [], [], []
@@ -97,16 +91,21 @@ def chunk_bytes(scenario: Scenario, stage: int, layers: Sequence[int], mode: str
     layer_work = max((work - sum(kept[at + 1 :]) for at, work in enumerate(works)), default=0.0)
     start, head_kept, head_work = _ends(scenario, stage, sizes)
     held = sum(kept) + start
-    words = sizes.vocab * model.hidden * sizes.element
+    words = float(sizes.vocab * model.hidden)
+    ends = float(sizes.element) * words if stage == 0 else 0.0
+    if gathers(scenario):  # the gradient of a unit as it is made, and as it is sent
+        each = sizes.element + scenario.framework.reduce.bytes[training.precision]
+        layer_work += each * max(unit_elements(steps) for steps in stage_steps(scenario, layers))
+        ends = each * words * ((stage == 0) + (stage == layout.virtual_stages - 1))
     return ChunkBytes(
         kept=held + head_kept,
         deferred=sum(splits) + head_kept,
         forward_work=(0.0 if layout.flash_attention else 2.0 * sizes.scores * sizes.element)
         + 3.0 * sizes.hidden
-        + max(sizes.routed_rows * model.hidden * sizes.element * 2 if has_experts(model, n) else 0.0 for n in layers),
+        + max(sizes.routed_rows * model.hidden * sizes.element * 2 if model.has_experts(n) else 0.0 for n in layers),
         head_work=head_work,
         layer_work=layer_work - head_kept,
-        last_work=(words if stage == 0 and layout.zero < 3 else 0.0) - held - head_kept,
+        last_work=ends - held - head_kept,
         weight_work=max(weights, default=0.0),
     )
 
@@ -120,36 +119,44 @@ def _ends(scenario: Scenario, stage: int, sizes: Sizes) -> tuple[float, float, f
     if stage == 0:
         start += sizes.own_tokens * model.hidden * MASK_BYTES if training.hidden_dropout > 0 else 0.0
         start += sizes.hidden if model.embedding_norm else 0.0
-    if stage < layout.pp * layout.vpp - 1:
+    if stage < layout.virtual_stages - 1:
         return start, 0.0, 0.0
     kept_logit, work_logit = (sizes.element, 0) if habits.fused_loss else (LOSS_BYTES, LOSS_BYTES + sizes.element)
     heads = 1 + model.mtp_layers
     kept = heads * (2.0 * sizes.hidden + kept_logit * sizes.logits)  # final norm's input and output, and the loss
-    words = 0.0 if layout.zero == 3 else float(sizes.vocab * model.hidden * sizes.element)
+    words = float(sizes.vocab * model.hidden * sizes.element)
     gather = sizes.gathered if layout.sequence_parallel and layout.tp > 1 and not habits.gather_buffer else 0.0
     return start, kept, float(sizes.logits * work_logit) + words + sizes.gathered + gather
 
 
 @dataclass(frozen=True)
-class _Peak:
+class Peak:
+    """The highest level of activations on a rank, what of it is held for a backward, and the action it comes in.
+
+    ``absent`` are gradients that the states count and that are not made yet.
+    """
+
     level: float
     held: float
     index: int
+    absent: float = 0.0
 
 
-def peak_of(codes: Sequence[int], micro_batches: int, chunks: Sequence[ChunkBytes]) -> _Peak:
+def peak_of(codes: Sequence[int], micro_batches: int, chunks: Sequence[ChunkBytes], absent: float = 0.0) -> Peak:
     """The highest level of activations on a rank; of several equal ones the first.
 
     Args:
         codes: Its actions in order.
         micro_batches: Micro-batches of a step.
         chunks: What its virtual stages hold, by chunk.
+        absent: Gradients that are there from the end of the first backward only.
     """
     code = np.asarray(codes)
     kind, chunk = code % KINDS, code // KINDS // micro_batches
 
-    def of(name: str) -> np.ndarray:
-        return np.asarray([getattr(each, name) for each in chunks])[chunk]
+    def of(name: str) -> Floats:
+        each: Floats = np.array([getattr(sizes, name) for sizes in chunks])
+        return each.take(chunk)
 
     kept, deferred = of("kept"), of("deferred")
     changes = {FORWARD: kept, BACKWARD: -kept, INPUT_GRAD: deferred - kept, WEIGHT_GRAD: -deferred}
@@ -158,24 +165,25 @@ def peak_of(codes: Sequence[int], micro_batches: int, chunks: Sequence[ChunkByte
     before = after - change
     backward = (kind == BACKWARD) | (kind == INPUT_GRAD)
     phases = (
-        (kind == FORWARD, after, of("forward_work")),
-        (backward, before, of("head_work")),
-        (backward, before, of("layer_work")),
-        (backward, before, of("last_work")),
-        (kind == WEIGHT_GRAD, before, of("weight_work")),
+        (kind == FORWARD, after, of("forward_work"), absent),
+        (backward, before, of("head_work"), absent),
+        (backward, before, of("layer_work"), absent),
+        (backward, before, of("last_work"), 0.0),
+        (kind == WEIGHT_GRAD, before, of("weight_work"), 0.0),
     )
-    best = _Peak(-1.0, 0.0, 0)
-    for when, held, work in phases:
-        level = np.where(when, held + work, -1.0)
+    best = Peak(-np.inf, 0.0, 0)
+    for when, held, work, missing in phases:
+        level = np.where(when, held + work - missing, -np.inf)
         index = int(np.argmax(level))
         if level[index] > best.level:
-            best = _Peak(float(level[index]), float(min(held[index], level[index])), index)
+            stays = float(min(held[index], held[index] + work[index]))
+            best = Peak(float(level[index]), stays, index, missing)
     return best
 
 
 def rank_memory(
     scenario: Scenario, rank: int, codes: Sequence[int], parameters: Sequence[RankParameters]
-) -> tuple[StateSizes, _Peak]:
+) -> tuple[StateSizes, Peak]:
     """States and activations of one pipeline rank.
 
     Args:
@@ -188,11 +196,12 @@ def rank_memory(
     modes = scenario.layout.recompute_by_stage()
     chunks = [chunk_bytes(scenario, stage, layers, modes[_mode(stage, rank, modes)]) for stage, layers in plan]
     total = sum((parameters[stage] for stage, _ in plan), RankParameters(0))
-    last = scenario.layout.pp * scenario.layout.vpp - 1
+    last = scenario.layout.virtual_stages - 1
     stages = [stage for stage, _ in plan]
     steps = stage_steps(scenario, [layer for _, layers in plan for layer in layers])
     states = state_sizes(scenario, total, steps, head=last in stages, first=0 in stages)
-    return states, peak_of(codes, scenario.micro_batches, chunks)
+    once = scenario.framework.memory.gradients_freed and len(codes) == 2  # one forward, one backward
+    return states, peak_of(codes, scenario.micro_batches, chunks, states.gradients if once else 0.0)
 
 
 def _mode(stage: int, rank: int, modes: Sequence[str]) -> int:
@@ -202,12 +211,11 @@ def _mode(stage: int, rank: int, modes: Sequence[str]) -> int:
 def layers_of_rank(scenario: Scenario, rank: int) -> list[tuple[int, range]]:
     """The virtual stages of a pipeline rank, by chunk, each with the numbers of its layers."""
     layout, layers = scenario.layout, scenario.model.layers
-    stages = layout.pp * layout.vpp
-    counts = layout.layers_by_stage(layers) if layout.vpp == 1 else (layers // stages,) * stages
+    counts = layout.layers_by_virtual_stage(layers)
     ends = np.cumsum(counts)
     plan = []
     for chunk in range(layout.vpp):
-        stage = chunk * layout.pp + rank
+        stage = rank if layout.vpp == 1 else load_schedule(layout.schedule).stage_of(rank, chunk, layout.pp)
         plan.append((stage, range(int(ends[stage]) - counts[stage], int(ends[stage]))))
     return plan
 
@@ -221,52 +229,62 @@ def memory_of(
     outside the allocator stay within the device; it is marginal where only the peak
     and what lies outside do.
     """
-    figures = calibration.memory
-    capacity = scenario.machine.device.memory_bytes
-    context, reserve = figures.context.value, figures.reserve.value
-    parameters = [_counted(each.parameters) for each in cost.stages]
+    parameters = [each.parameters for each in cost.stages]
+    capacity, context = scenario.machine.device.memory_bytes, calibration.memory.context.value
+    freed = scenario.framework.memory.gradients_freed
     stages = []
+    needs = []
     for rank, codes in enumerate(program.table):
         states, peak = rank_memory(scenario, rank, codes, parameters)
-        passes = states.total + states.units + peak.level
-        update = states.total + states.optimizer_work
-        top = max(passes, update)
         starts = timeline.start[rank]
-        reserved = max(top, min(top + reserve, capacity - context))
-        in_passes = passes >= update
+        during = _named(codes[peak.index], scenario.micro_batches)
+        at = starts[peak.index] if starts else 0.0
+        if states.optimizer_work > states.units + peak.level:
+            peak = Peak(states.optimizer_work - states.units, 0.0, 0)
+            during, at = "optimizer", timeline.free[rank]
+        working = states.units + peak.level
+        top = states.total + working
+        needs.append(top + reserve_bytes(calibration, working + peak.absent))
+        reserved = max(top, min(needs[-1], capacity - context))
         stages.append(
             StageMemory(
                 stage=rank,
                 peak_bytes=top,
                 reserved_bytes=reserved,
                 device_bytes=reserved + context,
-                peak_s=(starts[peak.index] if in_passes else timeline.free[rank]) if starts else 0.0,
-                peak_during=_named(codes[peak.index], scenario.micro_batches, len(codes)) if in_passes else "optimizer",
+                peak_s=at,
+                peak_during=during,
                 parts=MemoryParts(
                     parameters=states.parameters,
-                    gradients=states.gradients,
+                    gradients=states.gradients - peak.absent,
                     optimizer=states.optimizer,
-                    activations=peak.held if in_passes else 0.0,
-                    buffers=top - states.parameters - states.gradients - states.optimizer
-                    - (peak.held if in_passes else 0.0),
+                    activations=peak.held,
+                    buffers=states.buffers + working + peak.absent - peak.held,
                 ),
-                between_steps_bytes=states.total,
+                between_steps_bytes=states.total - (states.gradients if freed else 0.0),
             )
         )
-    worst = max(stage.peak_bytes for stage in stages)
+    worst = max(range(len(stages)), key=lambda rank: stages[rank].peak_bytes)
     verdict: Verdict = "does not fit"
-    if worst + reserve + context <= capacity:
+    if max(needs) + context <= capacity:
         verdict = "fits"
-    elif worst + context <= capacity:
+    elif stages[worst].peak_bytes + context <= capacity:
         verdict = "marginal"
-    return Memory(verdict, capacity, context, reserve, tuple(stages))
+    return Memory(verdict, capacity, context, needs[worst] - stages[worst].peak_bytes, tuple(stages))
 
 
-def _counted(parameters: RankParameters | int) -> RankParameters:
-    return parameters if isinstance(parameters, RankParameters) else RankParameters(parameters)
+def reserve_bytes(calibration: Calibration, working: float) -> float:
+    """What the allocator usually holds above a peak.
+
+    Args:
+        calibration: Its figures.
+        working: Activations and working sets at that peak: what comes and goes leaves gaps.
+    """
+    figures = calibration.memory
+    return figures.reserve.value + (figures.reserve_share.value * working if figures.reserve_share else 0.0)
 
 
-def _named(code: int, micro_batches: int, actions: int) -> str:
+def _named(code: int, micro_batches: int) -> str:
     """An action for people; of several chunks it names the chunk too."""
     chunk, micro_batch = divmod(code // KINDS, micro_batches)
     return f"{NAMES[code % KINDS]} of micro-batch {micro_batch}" + (f", chunk {chunk}" if chunk else "")

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..scenarios.framework import StateBytes
-from ..scenarios.layout import Layout
 from ..scenarios.model import RankParameters
 from ..scenarios.scenario import Scenario
 from ..scenarios.training import Training
 from .activations import Sizes, Step, dummy_bytes, unit_elements
 from .ops import ELEMENT_BYTES
+from .shards import expert_replicas, shard_copies, shard_members
 
 FP32_BYTES = 4.0
 
@@ -30,7 +30,7 @@ class StateSizes:
         gradients: Gradients and their accumulation, or this rank's shard.
         optimizer: Optimizer state of this rank.
         buffers: What else stays allocated.
-        units: Weights and gradients of sharded units while they are whole; there during the passes only.
+        units: Weights of sharded units while they are whole; there during the passes only.
         optimizer_work: What only the optimizer's step takes.
     """
 
@@ -47,16 +47,9 @@ class StateSizes:
         return self.parameters + self.gradients + self.optimizer + self.buffers
 
 
-def shard_sizes(layout: Layout) -> tuple[int, int]:
-    """Ranks that share what ZeRO shards: of dense parameters, and of experts.
-
-    >>> shard_sizes(Layout(tp=1, dp=8, ep=8, zero=1))
-    (8, 1)
-    """
-    dp = layout.dp or 1
-    dense = layout.shard_group or dp * layout.cp
-    etp = layout.etp or layout.tp
-    return dense, max(dense * layout.tp // (layout.ep * etp), 1)
+def gathers(scenario: Scenario) -> bool:
+    """Whether the passes gather the weights unit by unit, and reduce their gradients so."""
+    return scenario.layout.zero == 3 or scenario.layout.zero in scenario.framework.sharding.gather_in_pass
 
 
 def gradient_bytes(states: StateBytes, training: Training) -> float:
@@ -84,7 +77,8 @@ def state_sizes(
     layout, training, framework = scenario.layout, scenario.training, scenario.framework
     states, habits = framework.states[training.precision], framework.memory
     sizes = Sizes(scenario.model, training, layout)
-    dense, expert = shard_sizes(layout)
+    dense = shard_members(scenario)
+    expert = max(expert_replicas(scenario) // shard_copies(scenario), 1)
 
     def held(bytes_each: float, stage: int) -> float:
         if layout.zero < stage:
@@ -94,40 +88,34 @@ def state_sizes(
     buffers = dummy_bytes(layers, sizes.element) if habits.dummy_gradients else 0.0
     if habits.gather_buffer and layout.sequence_parallel and layout.tp > 1:
         buffers += sizes.gathered
-    weights, units = held(states.weight, 3), 0.0
-    if layout.zero == 3:
-        if layout.reshard_after_forward:
-            units = _units(scenario, layers, head, first)
-        else:
-            buffers += sizes.element * parameters.total
-            units = _units(scenario, layers, head, first, gathered=False)
-        if layout.secondary_shards:
-            buffers += sizes.element * parameters.total / layout.secondary_shards
+    if layout.secondary_shards:
+        buffers += sizes.element * parameters.total / layout.secondary_shards
     shard = held(1.0, 1)
     return StateSizes(
-        parameters=weights,
+        parameters=held(states.weight, 3),
         gradients=held(gradient_bytes(states, training), 2),
         optimizer=0.0 if layout.offload_optimizer else held(states.optimizer, 1),
         buffers=buffers,
-        units=units,
+        units=_units(scenario, parameters, layers, head + first),
         optimizer_work=0.0 if layout.offload_optimizer else habits.optimizer_work * shard,
     )
 
 
-def _units(
-    scenario: Scenario, layers: Sequence[Sequence[Step]], head: bool, first: bool, gathered: bool = True
-) -> float:
-    """The units of ZeRO-3 that are whole at once.
+def _units(scenario: Scenario, parameters: RankParameters, layers: Sequence[Sequence[Step]], ends: int) -> float:
+    """The weights of sharded units that are whole at once.
 
-    The largest one, those that are gathered ahead of it, and the gradient of one as it is made and as it is sent.
+    The largest unit and those gathered ahead of it, or all of them where none is given up between the passes; and
+    the gradients of all where the last micro-batch of a pipeline reduces them.
     """
-    layout, training = scenario.layout, scenario.training
-    element = ELEMENT_BYTES[training.precision]
+    layout, training, reduce = scenario.layout, scenario.training, scenario.framework.reduce
+    element = float(ELEMENT_BYTES[training.precision])
+    everything = element * parameters.total
+    if not gathers(scenario):  # weights made from the fp32 ones for the passes, where no others stay
+        return everything if scenario.framework.states[training.precision].weight == 0 else 0.0
     sizes = Sizes(scenario.model, training, layout)
-    ends = sizes.vocab * scenario.model.hidden
-    units = sorted([unit_elements(steps) for steps in layers] + [ends] * (head + first), reverse=True)
-    if not units:
-        return 0.0
-    ahead = sum(units[: 1 + layout.prefetch]) if gathered else 0
-    sent = scenario.framework.reduce.bytes[training.precision]
-    return element * (ahead + units[0]) + sent * units[0]
+    units = sorted([unit_elements(steps) for steps in layers] + [sizes.vocab * scenario.model.hidden] * ends)[::-1]
+    given_up = layout.zero == 3 and layout.reshard_after_forward
+    whole = element * sum(units[: 1 + layout.prefetch]) if given_up else everything
+    sent = reduce.bytes[training.precision]
+    once = layout.pp > 1 and not reduce.each_in_pipeline
+    return whole + (sent * parameters.total if once else 0.0)

@@ -77,6 +77,8 @@ class PassCost:
         ep_comm_s: Expert-parallel ones.
         dp_comm_s: Gathers of weights and reductions of gradients within the pass.
         gather_s: Gathering a message that came in pieces, one from each tensor rank.
+        host_s: What the host takes to hand the pass to the device, kernel by kernel; it runs ahead of the device
+            as far as it can, so only what exceeds the device's own time delays the pass.
         uses: All calls, one entry a kind of group and operation.
     """
 
@@ -87,12 +89,23 @@ class PassCost:
     ep_comm_s: float = 0.0
     dp_comm_s: float = 0.0
     gather_s: float = 0.0
+    host_s: float = 0.0
     uses: tuple[CommUse, ...] = ()
 
     @property
     def total_s(self) -> float:
         """The pass from start to end."""
+        return max(self.device_s, self.host_s)
+
+    @property
+    def device_s(self) -> float:
+        """The pass on a device that never waits for its host."""
         return self.compute_s + self.recompute_s + self.comm_s + self.gather_s
+
+    @property
+    def host_wait_s(self) -> float:
+        """What the device waits for its host."""
+        return max(self.host_s - self.device_s, 0.0)
 
     @property
     def comm_s(self) -> float:
@@ -126,6 +139,7 @@ class PassCost:
             self.ep_comm_s + other.ep_comm_s,
             self.dp_comm_s + other.dp_comm_s,
             self.gather_s + other.gather_s,
+            self.host_s + other.host_s,
             merged((*self.uses, *other.uses)),
         )
 
@@ -139,6 +153,7 @@ class PassCost:
             count * self.ep_comm_s,
             count * self.dp_comm_s,
             count * self.gather_s,
+            count * self.host_s,
             tuple(use.times(count) for use in self.uses) if count else (),
         )
 

@@ -25,15 +25,17 @@ from ..topology.errors import input_error, nearest
 from . import engine, recurrence, screen
 from .assemble import build_step
 from .calibration import Calibration, default_calibration, load_calibration
-from .costs import JobCost, StageCost, job_cost
-from .link_loads import busiest_links, tensor_use
+from .comm_records import message_record, pass_records, tail_records
+from .costs import JobCost, PassCost, StageCost, job_cost
+from .link_loads import busiest_links, pass_uses
 from .memory import memory_of
 from .network import TrafficClasses
 from .ops import Shapes
-from .shards import reduce_op
 from .step_flop import step_flop
-from .timeline import Collective, Lane, Played, Step
+from .tail import Collective
+from .timeline import Lane, Played, Step
 from .traffic import Traffic, build_traffic
+from .virtual_stages import messages_of
 
 NetworkMode = Literal["shared", "solo"]
 
@@ -169,79 +171,89 @@ class _Answer:
     def _stage_times(self) -> tuple[StageTime, ...]:
         times = []
         layers = self.scenario.layout.layers_by_stage(self.scenario.model.layers)
-        program = self.lane.program
-        for stage, cost in enumerate(self.costs):
-            busy = sum(float(program.passes(stage, kind).sum()) for kind in (0, 1)) + self.timeline.held_s[stage]
-            starts = self.timeline.start[stage]
-            end_s = self.timeline.free[stage]
-            if starts:
-                end_s = starts[-1] + program.duration(stage, program.table[stage][-1])
-            times.append(StageTime(stage, layers[stage], cost.forward.total_s, cost.backward.total_s, busy, end_s))
+        program, timeline = self.lane.program, self.timeline
+        for rank, stages in enumerate(self.traffic.placed):
+            costs = [self.costs[stage] for stage in stages]
+            end_s = timeline.free[rank]
+            if timeline.start[rank]:
+                end_s = timeline.end(program, rank, len(timeline.start[rank]) - 1)
+            times.append(
+                StageTime(
+                    stage=rank,
+                    layers=layers[rank],
+                    forward_s=sum(cost.forward.total_s for cost in costs),
+                    backward_s=sum(cost.backward.total_s for cost in costs),
+                    busy_s=program.worked(rank) + timeline.held_s[rank],
+                    end_s=end_s,
+                )
+            )
         return tuple(times)
 
-    def _breakdown(self, stage: int) -> Breakdown:
-        both = (self.costs[stage].forward + self.costs[stage].backward).times(self.scenario.micro_batches)
+    def _passes(self, rank: int) -> PassCost:
+        """All passes of a step on a pipeline rank."""
+        whole = PassCost()
+        for stage in self.traffic.placed[rank]:
+            whole += self.costs[stage].forward + self.costs[stage].backward
+        return whole.times(self.scenario.micro_batches)
+
+    def _host_wait_s(self, rank: int) -> float:
+        """Seconds of a step in which a rank's passes wait for the host to hand them to the device."""
+        costs = (self.costs[stage] for stage in self.traffic.placed[rank])
+        each = sum(cost.forward.host_wait_s + cost.backward.host_wait_s for cost in costs)
+        return self.scenario.micro_batches * each
+
+    def _breakdown(self, rank: int) -> Breakdown:
+        passes, program = self._passes(rank), self.lane.program
         tail, ends = self.step.tail, self.played.tail
+        over_replicas = ends.embedding_s[self.lane_number][rank] + ends.exposed_reduce_s(rank)
+        over_replicas += ends.gather_s[rank] if tail.gathers_late else self.timeline.late(rank)
         parts = {
-            "compute": both.compute_s,
-            "recompute": both.recompute_s,
-            "tp_comm": both.tp_comm_s,
-            "pp_comm": both.gather_s + self.timeline.held_s[stage],
-            "dp_comm": ends.embedding_s[self.lane_number][stage] + ends.reduce_s[stage] + ends.gather_s[stage],
-            "optimizer": tail.optimizer_s[stage],
-            "other": tail.overhead_s,
+            "compute": passes.compute_s + program.extra(rank),
+            "recompute": passes.recompute_s,
+            "tp_comm": passes.tp_comm_s,
+            "cp_comm": passes.cp_comm_s,
+            "ep_comm": passes.ep_comm_s,
+            "pp_comm": passes.gather_s + self.timeline.held_s[rank],
+            "dp_comm": passes.dp_comm_s + over_replicas,
+            "optimizer": tail.optimizer_s[rank],
+            "other": tail.overhead_s + self._host_wait_s(rank),
         }
         return Breakdown(**parts, bubble=max(self.step_s - sum(parts.values()), 0.0))
 
-    def _comm(self, stage: int) -> tuple[CommRecord, ...]:
-        scenario, cost = self.scenario, self.cost
-        layout, count = scenario.layout, scenario.micro_batches
-        both = (self.costs[stage].forward + self.costs[stage].backward).times(count)
-        records = []
-        if layout.tp > 1:
-            seconds = both.tp_comm_s
-            algorithm = cost.algorithms["tp", "all_reduce"]
-            records.append(CommRecord("tp", "all_reduce", algorithm, both.tp_bytes, both.tp_count, seconds, seconds))
-        if layout.pp > 1:
-            program, held = self.lane.program, self.timeline.held_s[stage]
-            messages = count * ((stage < layout.pp - 1) + (stage > 0))
-            busy = count * (program.sends(stage, 0) + program.sends(stage, 1))
-            sent = messages * cost.message_bytes
-            records.append(CommRecord("pp", "send", "direct", sent, messages, max(busy, held), held))
-            if both.gather_s > 0:
-                seconds, algorithm = both.gather_s, cost.algorithms["tp", "all_gather"]
-                records.append(CommRecord("pp", "all_gather", algorithm, both.gather_bytes, messages, seconds, seconds))
+    def _comm(self, rank: int) -> tuple[CommRecord, ...]:
+        program, traffic = self.lane.program, self.traffic
+        message = message_record(program, self.timeline, rank, self.cost.message_bytes)
+        in_passes = list(pass_records(self._passes(rank).uses, self.cost.algorithms))
+        records = [record for record in in_passes if record.group != "pp"]
+        records += [message] if message else []
+        records += [record for record in in_passes if record.group == "pp"]
         tail, times = self.step.tail, self.played.tail
-        for group, op, collective, seconds in (
-            ("dp", reduce_op(scenario), tail.reduce[stage], times.reduce_s[stage]),
-            ("dp", "all_gather", tail.gather[stage], times.gather_s[stage]),
-            ("embedding", "all_reduce", tail.embedding[self.lane_number], times.embedding_s[self.lane_number][stage]),
+        embedding_s = times.embedding_s[self.lane_number][rank]
+        gather_s = times.gather_s[rank]
+        for collective, busy_s, exposed_s in (
+            (tail.reduce[rank], times.reduce_s[rank], times.exposed_reduce_s(rank)),
+            (tail.gather[rank], gather_s, gather_s if tail.gathers_late else self.timeline.late(rank)),
+            (tail.embedding[self.lane_number], embedding_s, embedding_s),
         ):
-            if collective and seconds > 0:
-                sent = sum(exchange.edge_bytes for exchange in collective)
-                algorithm = self.traffic.algorithms[group, op]
-                records.append(CommRecord(group, op, algorithm, sent, 1, seconds, seconds))
+            records += tail_records(collective, busy_s, exposed_s, traffic.algorithms, traffic.classes)
         return tuple(records)
 
     def _links(self) -> tuple[LinkLoad, ...]:
         """The busiest links."""
         moved = np.zeros(len(self.traffic.classes.solo))
+        each = self.scenario.micro_batches * self.cost.message_bytes
         for lane in self.step.lanes:
-            for flows in (*lane.up, *lane.down):
-                moved[list(flows)] += self.scenario.micro_batches * self.cost.message_bytes
+            for (source, target), count in messages_of(self.traffic.placed).items():
+                if count:
+                    moved[list(lane.flows(source, target))] += each * count
         tail = self.step.tail
         collectives: tuple[Collective, ...] = (*tail.embedding, *tail.reduce, *tail.gather)
         for exchange in (exchange for collective in collectives for exchange in collective):
             moved[list(exchange.flows)] += exchange.edge_bytes
-        passes = [cost.forward + cost.backward for cost in self.costs]
-        tensor = tensor_use(
-            self.scenario,
-            self.calibration.network,
-            self.traffic.routes,
-            self.cost.algorithms,
-            [self.scenario.micro_batches * (both.tp_bytes + both.gather_bytes) for both in passes],
-        )
-        return busiest_links(self.traffic, moved, tensor, self.step_s)
+        passes = [self._passes(rank) for rank in range(self.step.ranks)]
+        figures, algorithms = self.calibration.network, self.cost.algorithms
+        uses = pass_uses(self.scenario, figures, self.traffic.routes, algorithms, passes)
+        return busiest_links(self.traffic, moved, uses, self.step_s)
 
 
 def _interval(calibration: Calibration, step_s: float) -> Interval:

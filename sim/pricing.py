@@ -10,7 +10,7 @@ from ..topology.placement import Placement
 from .calibration import Calibration
 from .compute import DeviceRates, op_s
 from .group_collectives import GroupCollectives
-from .ops import Beside, Collective, Op, RingAttention
+from .ops import Beside, Collective, Elementwise, Op, RingAttention
 from .overlap import Both, beside, ring_backward, ring_forward
 from .passes import CommUse, PassCost, merged
 
@@ -39,10 +39,18 @@ class Pricer:
         rates: What the device achieves.
         groups: Collectives by kind of group; a kind left out has one rank, and takes nothing.
         slowdown: How much longer work takes beside communication.
+        dispatch_s: What the host takes to hand over one kernel or collective.
     """
 
-    def __init__(self, rates: DeviceRates, groups: dict[str, GroupCollectives], slowdown: float = 1.0) -> None:
+    def __init__(
+        self,
+        rates: DeviceRates,
+        groups: dict[str, GroupCollectives],
+        slowdown: float = 1.0,
+        dispatch_s: float = 0.0,
+    ) -> None:
         self.rates = rates
+        self.dispatch_s = dispatch_s
         self.groups = groups
         self.slowdown = slowdown
 
@@ -54,8 +62,10 @@ class Pricer:
             recompute: The device's work counts as done a second time.
         """
         work_s = 0.0
+        kernels = 0
         uses: list[CommUse] = []
         for op in ops:
+            kernels += self._kernels(op)
             if isinstance(op, Collective):
                 uses += self._use(op.group, op.op, op.bytes)
             elif isinstance(op, Beside):
@@ -80,8 +90,19 @@ class Pricer:
             tp_comm_s=exposed["tp"] + exposed["etp"],
             cp_comm_s=exposed["cp"],
             ep_comm_s=exposed["ep"],
+            host_s=kernels * self.dispatch_s,
             uses=merged(uses),
         )
+
+    def _kernels(self, op: Op) -> int:
+        """Kernels and collectives that the host hands over for an op."""
+        if isinstance(op, Elementwise):
+            return op.kernels
+        if isinstance(op, Collective):
+            return int(op.group in self.groups)
+        if isinstance(op, Beside):
+            return sum(self._kernels(part) for part in (op.collective, *op.work))
+        return 2 * op.steps if isinstance(op, RingAttention) else 1
 
     def _use(self, group: str, op: str, size_bytes: float) -> list[CommUse]:
         """One call that nothing covers; none where the group is one rank."""

@@ -9,7 +9,9 @@ from ..scenarios.model import RankParameters
 from ..scenarios.scenario import Scenario
 from . import shards
 from .calibration import Calibration
+from .compute import device_rates, op_s
 from .group_collectives import GroupCollectives
+from .ops import ELEMENT_BYTES, Elementwise
 from .passes import CommUse, PassCost, merged
 from .shards import ReplicaGroup
 from .streams import UnitWork, play_streams
@@ -37,6 +39,8 @@ class WeightStreams:
 
     The two passes differ: a backward whose weights were given up gathers them again, from the ranks of
     ``layout.secondary_shards`` where there is a second copy; it reduces gradients where each micro-batch does so.
+    Gradients are copied into the buffer that travels and their shard is added up, in place of adding up
+    whole gradients; some frameworks copy gathered weights too. Both are the device's own work.
     Without `layout.overlap_grad_reduce`, in a framework that does not overlap of itself, the
     reduction comes after the pass.
 
@@ -52,10 +56,12 @@ class WeightStreams:
         self._figures = calibration.network
         self._placement = placement_of(scenario)
         self._groups: dict[str, GroupCollectives] = {}
+        self._rates = device_rates(scenario.machine, calibration, scenario.training.precision)
         layout, framework = scenario.layout, scenario.framework
         several = shards.replicas(scenario) > 1 or shards.expert_replicas(scenario) > 1
         self._gathers = several and shards.gathers_in_pass(scenario)
-        self._reduces = several and shards.reduces_in_pass(scenario)
+        self._sums = shards.reduces_in_pass(scenario)
+        self._reduces = several and self._sums
         self._regathers = self._gathers and shards.reshards(scenario)
         self._overlaps = layout.overlap_grad_reduce or layout.zero in framework.reduce.overlapped
         # The last unit of a forward is the first of the backward that follows at once, where there is no pipeline.
@@ -66,7 +72,7 @@ class WeightStreams:
     @property
     def active(self) -> bool:
         """Whether a pass gathers or reduces anything."""
-        return self._gathers or self._reduces
+        return self._gathers or self._sums
 
     def forward(self, units: Sequence[PassCost], parameters: Sequence[RankParameters]) -> PassCost:
         """A forward of one micro-batch.
@@ -76,7 +82,7 @@ class WeightStreams:
             parameters: Those of each unit on one rank, before sharding.
         """
         gathers = [self._gather(held) if self._gathers else () for held in parameters]
-        return self._played(units, gathers, [()] * len(units))
+        return self._played(self._with_copies(units, parameters, gathers), gathers, [()] * len(units))
 
     def backward(self, units: Sequence[PassCost], parameters: Sequence[RankParameters]) -> PassCost:
         """A backward of one micro-batch, its units the other way round: head, layers, embedding."""
@@ -86,11 +92,34 @@ class WeightStreams:
             for index, held in enumerate(parameters)
         ]
         reduces = [self._reduce(held) if self._reduces else () for held in parameters]
-        return self._played(units, gathers, reduces)
+        return self._played(self._with_copies(units, parameters, gathers, back=True), gathers, reduces)
 
     def algorithms(self) -> dict[tuple[str, str], str]:
         """How the largest call of each operation ran, by group and operation."""
         return {key: found for group in self._groups.values() for key, found in group.algorithms().items()}
+
+    def _with_copies(
+        self,
+        units: Sequence[PassCost],
+        parameters: Sequence[RankParameters],
+        gathers: Sequence[Sequence[_Call]],
+        *,
+        back: bool = False,
+    ) -> list[PassCost]:
+        """Units with the copies out of and into the buffers that travel, and the adding up of a shard."""
+        scenario, found = self._scenario, []
+        states = shards.state_bytes(scenario)
+        element = ELEMENT_BYTES[scenario.training.precision]
+        for unit, held, gather in zip(units, parameters, gathers, strict=True):
+            moved = 0.0
+            if gather and scenario.framework.sharding.copies_out:
+                moved += 2 * shards.weight_bytes(scenario) * held.total  # read and written
+            if back and self._sums:
+                moved += (element + shards.wire_bytes(scenario)) * held.total
+                moved += 3 * (states.accumulation or states.gradient) * shards.owned(scenario, held)
+            copies_s = op_s(Elementwise("shard_copies", moved), self._rates) if moved else 0.0
+            found.append(replace(unit, compute_s=unit.compute_s + copies_s) if moved else unit)
+        return found
 
     def _played(
         self,

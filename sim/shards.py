@@ -51,7 +51,7 @@ def home_rank(scenario: Scenario, virtual_stage: int) -> int:
     layout = scenario.layout
     if layout.vpp == 1:
         return virtual_stage
-    rank, _ = scenario.schedule.home(virtual_stage, layout.pp, layout.vpp)  # type: ignore[attr-defined]
+    rank, _ = scenario.schedule.home(virtual_stage, layout.pp, layout.vpp)
     return int(rank)
 
 
@@ -62,9 +62,10 @@ def embedding_copied(scenario: Scenario) -> bool:
 
 
 def rank_parameters(scenario: Scenario, virtual_stage: int) -> RankParameters:
-    """Parameters of one rank of a virtual stage; the last one holds its own copy of a tied embedding.
+    """Parameters of one rank of a virtual stage.
 
-    Where the first and the last virtual stage share a rank, as in V-shaped schedules, there is one copy.
+    The last one holds its own copy of a tied embedding, and the layers for further tokens. Where the first and
+    the last share a rank, as in V-shaped schedules, there is one copy.
     """
     model, layout = scenario.model, scenario.layout
     layers = layout.layers_by_virtual_stage(model.layers)
@@ -80,6 +81,7 @@ def rank_parameters(scenario: Scenario, virtual_stage: int) -> RankParameters:
         dense += model.rank_final_norm_parameters()
         if not model.tied or embedding_copied(scenario):
             dense += head_parameters(scenario)
+        count += model.mtp_share(layout.tp, layout.ep, layout.etp)
     return count + RankParameters(dense)
 
 
@@ -215,8 +217,7 @@ def gathers_in_pass(scenario: Scenario) -> bool:
 
 def reduces_in_pass(scenario: Scenario) -> bool:
     """Whether each micro-batch's backward reduces its gradients; else they are reduced once a step."""
-    layout, reduce = scenario.layout, scenario.framework.reduce
-    return layout.zero in reduce.each_micro_batch and layout.zero > 0 and (layout.pp == 1 or reduce.each_in_pipeline)
+    return scenario.framework.reduce.in_pass(scenario.layout.zero, scenario.layout.pp)
 
 
 # --- what is exchanged at the end of a step -------------------------------------------------------------------------

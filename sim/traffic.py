@@ -1,16 +1,16 @@
 """Every kind of transfer that a layout makes on a machine, as coflows over real links.
 
 Replicas that send over like links and compute at like speed are one lane. Each lane
-has a class of messages for each boundary between stages and direction, and one for the
-ring between the two copies of a tied embedding; each stage has one for its data-parallel
-rings. With nothing folded, every rank's messages are classes of their own.
+has a class of messages for each pair of pipeline ranks that messages go between, and one for the
+ring between the two copies of a tied embedding; each rank has one for each kind of group
+that exchanges its gradients or weights. With nothing folded, every rank's messages are classes of their own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -18,27 +18,26 @@ import numpy.typing as npt
 
 from ..scenarios.scenario import Scenario
 from ..topology.errors import told_as
-from ..topology.machine import Machine
 from ..topology.placement import Placement, build_placement
 from ..topology.routing import Routes
 from . import shards
 from .calibration import Calibration, NetworkFigures
-from .communicate import PhaseHops, Plan, plan_collective, reached_shares, ring_hops, weighed
-from .network import TrafficClasses, traffic_classes
+from .communicate import PhaseHops, Plan, plan_collective, reached_shares, weighed
+from .fold import Classes, LinkUse
+from .lanes import disturbed_tensor_rates, find_lanes, tensor_ring_rate
+from .network import TrafficClasses
 from .perturb import Damage, damage_of
-from .timeline import Collective, Exchange
+from .shards import ReplicaBuffer, after_backward, after_optimizer, replica_groups_of
+from .tail import Collective, Exchange
+from .timeline import Hop, flows_of
+from .virtual_stages import StageTable, ends_of, hops_around, stage_table
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+_SMALL = 64  # parts of a buffer, about as many as a rank has layers
 
-@dataclass(frozen=True)
-class LinkUse:
-    """Who uses which link: one entry a class and link, with how many of the class's transfers cross it."""
-
-    class_of: Ints
-    link: Ints
-    share: Floats
+__all__ = ["LaneTraffic", "Traffic", "build_traffic", "in_step", "placement_of"]
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,12 @@ class LaneTraffic:
 
     Attributes:
         replicas: Their numbers.
-        up: Classes of the forward messages, a boundary.
-        down: Classes of the backward messages, a boundary.
+        up: Classes of the messages from a pipeline rank to the next, a boundary.
+        down: Classes of the messages back, a boundary.
         embedding: The reduction between the two copies of a tied embedding; empty where there is one copy.
-        speed: Of the slowest device of a stage, of the others' speed.
-        tensor_rate: Bytes/s over each edge of the tensor-parallel rings of a stage.
+        speed: Of the slowest device of a pipeline rank, of the others' speed.
+        tensor_rate: Bytes/s over each edge of the tensor-parallel rings of a pipeline rank.
+        around: Classes of the messages between ranks that are not neighbours.
     """
 
     replicas: tuple[int, ...]
@@ -60,6 +60,11 @@ class LaneTraffic:
     embedding: Collective
     speed: tuple[float, ...]
     tensor_rate: tuple[float, ...]
+    around: Mapping[Hop, tuple[int, ...]] = field(default_factory=dict)
+
+    def flows(self, source: int, target: int) -> tuple[int, ...]:
+        """Classes of the messages from one pipeline rank to another."""
+        return flows_of(self.up, self.down, self.around, source, target)
 
 
 @dataclass(frozen=True)
@@ -69,13 +74,15 @@ class Traffic:
     Attributes:
         classes: All classes over constraint rows.
         lanes: Replicas that behave alike.
-        reduce: The reduction of the gradients over the replicas, a stage.
-        gather: The gathering of the parameters with ZeRO-1, a stage.
+        reduce: The reduction of the gradients over the replicas, a pipeline rank.
+        gather: The gathering of the parameters that ZeRO's optimizer wrote, a rank.
         algorithms: How each collective runs, by group and operation.
         message_latency_s: Latency of one message, a boundary.
         tensor_rate: Bytes/s over each edge of an undisturbed tensor-parallel ring while all groups run theirs.
         use: Who uses which link.
         routes: The links.
+        placed: Virtual stage of each rank's chunks.
+        around_latency_s: Latency of one message between ranks that are not neighbours.
     """
 
     classes: TrafficClasses
@@ -87,15 +94,25 @@ class Traffic:
     tensor_rate: float
     use: LinkUse
     routes: Routes
+    placed: StageTable
+    around_latency_s: Mapping[Hop, float] = field(default_factory=dict)
+
+    def latency_s(self, source: int, target: int) -> float:
+        """Latency of one message between two pipeline ranks, either way; 0 within one."""
+        if source == target:
+            return 0.0
+        if abs(source - target) == 1:
+            return self.message_latency_s[min(source, target)]
+        return self.around_latency_s[source, target]
 
     def message_rate(self, boundary: int, *, back: bool = False) -> float:
-        """Solo rate of the messages between a stage and the next, in the slowest lane."""
+        """Solo rate of the messages between a rank and the next, in the slowest lane."""
         solo = self.classes.solo
         return min(solo[flow] for lane in self.lanes for flow in (lane.down if back else lane.up)[boundary])
 
-    def data_rate(self, stage: int) -> float:
-        """Solo rate over each edge of a stage's reduction, its slowest phase."""
-        flows = [flow for exchange in self.reduce[stage] for flow in exchange.flows]
+    def data_rate(self, rank: int) -> float:
+        """Solo rate over each edge of a rank's reduction, its slowest phase."""
+        flows = [flow for exchange in self.reduce[rank] for flow in exchange.flows]
         return min((self.classes.solo[flow] for flow in flows), default=math.inf)
 
     @property
@@ -114,73 +131,13 @@ class Traffic:
             for boundary, (up, down) in enumerate(zip(lane.up, lane.down, strict=True)):
                 names |= dict.fromkeys(up, f"pp {boundary} to {boundary + 1}{of}")
                 names |= dict.fromkeys(down, f"pp {boundary + 1} to {boundary}{of}")
+            for (source, target), flows in lane.around.items():
+                names |= dict.fromkeys(flows, f"pp {source} to {target}{of}")
             names |= {flow: f"embedding{of}" for exchange in lane.embedding for flow in exchange.flows}
-        for stage, collectives in enumerate(zip(self.reduce, self.gather, strict=True)):
+        for rank, collectives in enumerate(zip(self.reduce, self.gather, strict=True)):
             for exchange in (exchange for collective in collectives for exchange in collective):
-                names |= dict.fromkeys(exchange.flows, f"dp of stage {stage}")
+                names |= dict.fromkeys(exchange.flows, f"{exchange.group} of stage {rank}")
         return names
-
-
-class _Classes:
-    """Classes being numbered, and the links that their transfers use.
-
-    Args:
-        routes: The links: first those of nodes, then those of the fabric.
-    """
-
-    def __init__(self, routes: Routes) -> None:
-        self.count = 0
-        self._routes = routes
-        self._uses: list[tuple[LinkUse, Floats]] = []
-        self._numbered: dict[int, tuple[PhaseHops, Ints]] = {}
-
-    def number(self, class_of_row: Ints, hops: PhaseHops) -> Ints:
-        """New classes for the rows of a phase or of messages.
-
-        Args:
-            class_of_row: Which rows share a class: numbers from 0 on.
-            hops: The links of each row.
-
-        Returns:
-            The class of each row.
-        """
-        if id(hops) in self._numbered:  # the same transfers again, such as the rings of two operations
-            return self._numbered[id(hops)][1]
-        numbers = self.count + class_of_row
-        class_of, link, share, weight = self._summed(class_of_row[hops.row], hops)
-        self._uses.append((LinkUse(self.count + class_of, link, share), weight))
-        self.count += int(class_of_row.max()) + 1
-        self._numbered[id(hops)] = hops, numbers
-        return numbers
-
-    def _summed(self, class_of: Ints, hops: PhaseHops) -> tuple[Ints, Ints, Floats, Floats]:
-        """The uses, those of a fabric's few links summed by class: most of a dragonfly's uses are of its pools."""
-        first = self._routes.nodes * len(self._routes.node.capacity)
-        width = len(self._routes.capacity) - first
-        size = (int(class_of.max(initial=0)) + 1) * width
-        near = int(np.count_nonzero(hops.link < first))
-        # Routes list the fabric's links last; where parts were joined they may not, and nothing is summed.
-        if size > 4 * len(class_of) or not (hops.link[near:] >= first).all():
-            return class_of, hops.link, hops.share, hops.weight
-        key = class_of[near:] * width + hops.link[near:] - first
-        share = np.bincount(key, hops.share[near:], minlength=size)
-        weight = np.bincount(key, hops.weight[near:], minlength=size)
-        used = np.flatnonzero(share)
-        return (
-            np.concatenate([class_of[:near], used // width]),
-            np.concatenate([hops.link[:near], first + used % width]),
-            np.concatenate([hops.share[:near], share[used]]),
-            np.concatenate([hops.weight[:near], weight[used]]),
-        )
-
-    def fold(self, capacity: Floats) -> tuple[TrafficClasses, LinkUse]:
-        """All classes over constraint rows, and who uses which link."""
-        uses = [use for use, _ in self._uses]
-        class_of = np.concatenate([np.empty(0, np.int64), *(use.class_of for use in uses)])
-        link = np.concatenate([np.empty(0, np.int64), *(use.link for use in uses)])
-        share = np.concatenate([np.empty(0), *(use.share for use in uses)])
-        weight = np.concatenate([np.empty(0), *(weight for _, weight in self._uses)])
-        return traffic_classes(self.count, class_of, link, weight, capacity), LinkUse(class_of, link, share)
 
 
 def build_traffic(scenario: Scenario, calibration: Calibration, *, fold: bool = True) -> Traffic:
@@ -194,189 +151,194 @@ def build_traffic(scenario: Scenario, calibration: Calibration, *, fold: bool = 
     Raises:
         InputError: If a perturbation names nothing of the job, or a named algorithm cannot run.
     """
-    figures = calibration.network
-    placement = placement_of(scenario)
-    sound = placement.routes(scenario.machine)
-    grid = placement.grid()
-    damage = damage_of(scenario, placement, sound)
-    routes = damage.routes
-    pp, dp, tp = grid.shape
-    messages = _pipeline_hops(grid, routes, figures)
-    tensor_rate = tensor_ring_rate(placement, scenario.machine, figures)
-    disturbed = _disturbed_tensor_rates(placement, damage, figures, tensor_rate)
-    lanes = _find_lanes(placement, damage, messages, disturbed, fold=fold and not scenario.perturb.jitter)
-    lane_of = np.empty(dp, dtype=np.int64)
-    for number, replicas in enumerate(lanes):
-        lane_of[list(replicas)] = number
+    return _Builder(scenario, calibration.network, fold).traffic()
 
-    classes = _Classes(routes)
-    algorithms: dict[tuple[str, str], str] = {}
-    tensor = np.zeros(tp, dtype=np.int64) if fold else np.arange(tp)
-    width = int(tensor[-1]) + 1
-    # Rows of messages count boundary, replica, tensor rank; rows of the embedding replica and tensor rank.
-    boundary = np.arange(pp - 1)[:, None, None]
-    message_class = ((lane_of[None, :, None] * (pp - 1) + boundary) * width + tensor).reshape(-1)
-    up, down = (
-        _by_lane(classes.number(message_class, hops), lane_of, (pp - 1, dp, tp), len(lanes))
-        if pp > 1
-        else [()] * len(lanes)
-        for hops in messages
-    )
-    embedding: list[Collective] = [()] * len(lanes)
-    size = shards.embedding_bytes(scenario)
-    if size > 0:
-        ends = np.stack([grid[0].reshape(-1), grid[-1].reshape(-1)], axis=1)
-        named = scenario.algorithm("embedding", "all_reduce")
-        with told_as(f"scenario {scenario.name}", collective="collectives.embedding.all_reduce"):
-            plan = plan_collective("all_reduce", [size], ends, routes, figures, named)
-        algorithms["embedding", "all_reduce"] = plan.choice.algorithm
-        rows = (lane_of[:, None] * width + tensor).reshape(-1)
-        numbered = [classes.number(rows, hops) for hops in plan.hops]
-        for number in range(len(lanes)):
-            own = (lane_of[:, None] == number) & np.ones(tp, dtype=bool)
-            embedding[number] = _collective(plan, 0, [numbers[own.reshape(-1)] for numbers in numbered])
-    groups = placement.data_groups()
-    rows = (np.arange(pp)[:, None] * width + tensor).reshape(-1)
-    over_replicas: list[tuple[Collective, ...]] = []
-    rings: dict[str, PhaseHops] = {}
-    for op, sizes in (
-        (shards.reduce_op(scenario), [size for b in shards.after_backward(scenario) for size in b.bytes]),
-        ("all_gather", [size for b in shards.after_optimizer(scenario) for size in b.bytes]),
-    ):
-        if not sizes:
-            over_replicas.append(((),) * pp)
-            continue
-        with told_as(f"scenario {scenario.name}", collective=f"collectives.dp.{op}"):
-            plan = plan_collective(op, sizes, groups, routes, figures, scenario.algorithm("dp", op), rings)
-        algorithms["dp", op] = plan.choice.algorithm
-        numbered = [classes.number(rows, hops).reshape(pp, tp) for hops in plan.hops]
-        over_replicas.append(
-            tuple(_collective(plan, stage, [numbers[stage] for numbers in numbered]) for stage in range(pp))
+
+class _Builder:
+    """The pieces of a job's traffic, each of which numbers its classes in turn."""
+
+    def __init__(self, scenario: Scenario, figures: NetworkFigures, fold: bool) -> None:
+        self.scenario = scenario
+        self.figures = figures
+        self.fold = fold
+        self.placement = placement_of(scenario)
+        self.damage: Damage = damage_of(scenario, self.placement, self.placement.routes(scenario.machine))
+        self.routes = self.damage.routes
+        self.grid = self.placement.grid()
+        self.placed = stage_table(scenario)
+        self.classes = Classes(self.routes)
+        self.algorithms: dict[tuple[str, str], str] = {}
+        # Ranks of a tensor group and replicas that share their classes have the same number.
+        tp = self.grid.shape[2]
+        self.tensor = np.zeros(tp, dtype=np.int64) if fold else np.arange(tp)
+        self.width = int(self.tensor[-1]) + 1
+
+    def traffic(self) -> Traffic:
+        """All of it."""
+        scenario, placement, damage, grid = self.scenario, self.placement, self.damage, self.grid
+        ranks = len(grid)
+        next_to = [(rank, rank + 1) for rank in range(ranks - 1)]
+        pairs = [next_to, [(target, source) for source, target in next_to], hops_around(self.placed)]
+        hops = [self._messages(way) for way in pairs]
+        sound_rate = tensor_ring_rate(placement, scenario.machine, self.figures)
+        tensor_rates = disturbed_tensor_rates(placement, damage, self.figures, sound_rate)
+        folds = self.fold and not scenario.perturb.jitter
+        lanes = find_lanes(placement, damage, hops, pairs, tensor_rates, in_step(scenario), fold=folds)
+        up, down, around = (self._message_classes(way, found, lanes) for way, found in zip(pairs, hops, strict=True))
+        embedding = self._embedding(lanes)
+        rings: dict[str, dict[str, PhaseHops]] = {}
+        layout = scenario.layout
+        reduce = self._over_replicas(after_backward(scenario), rings, pieces=layout.overlap_grad_reduce)
+        gather = self._over_replicas(after_optimizer(scenario), rings, pieces=layout.overlap_param_gather)
+        folded, use = self.classes.fold(damage.capacity)
+        return Traffic(
+            classes=folded,
+            lanes=tuple(
+                LaneTraffic(
+                    replicas=replicas,
+                    up=tuple(up[number].values()),
+                    down=tuple(down[number].values()),
+                    embedding=embedding[number],
+                    speed=tuple(float(damage.speed[grid[rank, list(replicas)]].min()) for rank in range(ranks)),
+                    tensor_rate=tuple(float(tensor_rates[rank, list(replicas)].min()) for rank in range(ranks)),
+                    around=around[number],
+                )
+                for number, replicas in enumerate(lanes)
+            ),
+            reduce=reduce,
+            gather=gather,
+            algorithms=self.algorithms,
+            message_latency_s=tuple(self._latencies(next_to)),
+            tensor_rate=sound_rate,
+            use=use,
+            routes=self.routes,
+            placed=self.placed,
+            around_latency_s=dict(zip(pairs[2], self._latencies(pairs[2]), strict=True)),
         )
-    folded, use = classes.fold(damage.capacity)
-    return Traffic(
-        classes=folded,
-        lanes=tuple(
-            LaneTraffic(
-                replicas=replicas,
-                up=up[number],
-                down=down[number],
-                embedding=embedding[number],
-                speed=tuple(float(damage.speed[grid[s, list(replicas)]].min()) for s in range(pp)),
-                tensor_rate=tuple(float(disturbed[s, list(replicas)].min()) for s in range(pp)),
-            )
-            for number, replicas in enumerate(lanes)
-        ),
-        reduce=over_replicas[0],
-        gather=over_replicas[1],
-        algorithms=algorithms,
-        message_latency_s=_message_latency(grid, placement.devices_per_node, figures),
-        tensor_rate=tensor_rate,
-        use=use,
-        routes=routes,
-    )
+
+    def _messages(self, pairs: Sequence[Hop]) -> PhaseHops:
+        """Links of the messages between pairs of pipeline ranks; rows count pair, replica, tensor rank."""
+        # What a library does not reach is lost at the ends, in the node and at its NICs; links beyond carry what was
+        # sent.
+        reached = reached_shares(self.figures, message=True)
+        ends = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        source, target = (self.grid[ends[:, side]].reshape(-1) for side in (0, 1))
+        # Boundaries are numbered by their lower rank both ways.
+        together = np.repeat(ends.min(axis=1), self.grid[0].size)
+        return weighed(self.routes.route(source, target, together=together), reached, self.routes)
+
+    def _message_classes(
+        self, pairs: Sequence[Hop], hops: PhaseHops, lanes: Sequence[tuple[int, ...]]
+    ) -> list[dict[Hop, tuple[int, ...]]]:
+        """Of each lane and pair of ranks the classes of its messages."""
+        if not pairs:
+            return [{} for _ in lanes]
+        part, _ = self._parts(lanes)
+        way = np.arange(len(pairs))[:, None, None]
+        rows = (part[None, :, None] * len(pairs) + way) * self.width + self.tensor
+        numbered = self.classes.number(rows.reshape(-1), hops).reshape(rows.shape)
+        return [
+            {pair: tuple(np.unique(row[list(replicas)]).tolist()) for pair, row in zip(pairs, numbered, strict=True)}
+            for replicas in lanes
+        ]
+
+    def _parts(self, lanes: Sequence[tuple[int, ...]]) -> tuple[Ints, Ints]:
+        """Of each replica the number that its classes go by, and its lane."""
+        lane_of = np.empty(self.grid.shape[1], dtype=np.int64)
+        for number, replicas in enumerate(lanes):
+            lane_of[list(replicas)] = number
+        return (lane_of if self.fold else np.arange(len(lane_of))), lane_of
+
+    def _embedding(self, lanes: Sequence[tuple[int, ...]]) -> list[Collective]:
+        """The reduction between the two copies of a tied embedding, of each lane."""
+        first, last = ends_of(self.placed)
+        size = shards.embedding_bytes(self.scenario)
+        if size <= 0 or first == last:
+            return [()] * len(lanes)
+        ends = np.stack([self.grid[first].reshape(-1), self.grid[last].reshape(-1)], axis=1)
+        plan = self._plan("embedding", "all_reduce", [size], ends)
+        part, lane_of = self._parts(lanes)
+        rows = (part[:, None] * self.width + self.tensor).reshape(-1)
+        numbered = [self.classes.number(rows, hops) for hops in plan.hops]
+        own = np.repeat(lane_of, self.grid.shape[2])
+        return [
+            _collective(plan, 0, [numbers[own == number] for numbers in numbered], "embedding", "all_reduce")
+            for number in range(len(lanes))
+        ]
+
+    def _over_replicas(
+        self, buffers: Sequence[ReplicaBuffer], rings: dict[str, dict[str, PhaseHops]], *, pieces: bool
+    ) -> tuple[Collective, ...]:
+        """Of each pipeline rank what its replicas exchange, one buffer after the other, whole or in pieces."""
+        found: list[Collective] = [()] * len(self.grid)
+        for buffer in buffers:
+            groups = replica_groups_of(self.placement, self.scenario, buffer.group)
+            if groups.shape[1] == 1 or max(buffer.bytes) <= 0:
+                continue
+            kept = rings.setdefault(buffer.group, {})
+            # Where pieces travel by themselves, what is fixed in a call is told from that of a small part.
+            sizes = [*buffer.bytes, *(size / _SMALL for size in buffer.bytes)] if pieces else buffer.bytes
+            plan = self._plan(buffer.group, buffer.op, sizes, groups, kept)
+            each = len(groups) // len(self.grid)
+            rows = np.arange(len(groups)) // (each if self.fold else 1)
+            numbered = [self.classes.number(rows, hops).reshape(-1, each) for hops in plan.hops]
+            for rank in range(len(self.grid)):
+                classes = [numbers[rank] for numbers in numbered]
+                whole = _collective(plan, rank, classes, buffer.group, buffer.op)
+                found[rank] += _in_parts(whole, plan.extra_s[len(self.grid) + rank]) if pieces else whole
+        return tuple(found)
+
+    def _plan(
+        self,
+        group: str,
+        op: str,
+        sizes: Sequence[float],
+        groups: Ints,
+        rings: dict[str, PhaseHops] | None = None,
+    ) -> Plan:
+        """A collective over the links, by the algorithm that the scenario names or the library chooses."""
+        named = self.scenario.algorithm(group, op)
+        with told_as(f"scenario {self.scenario.name}", collective=f"collectives.{group}.{op}"):
+            plan = plan_collective(op, sizes, groups, self.routes, self.figures, named, rings)
+        self.algorithms[group, op] = plan.choice.algorithm
+        return plan
+
+    def _latencies(self, pairs: Sequence[Hop]) -> Iterator[float]:
+        """Latency of one message, the slowest of each pair of ranks."""
+        nodes = self.grid // self.placement.devices_per_node
+        for source, target in pairs:
+            across = bool((nodes[source] != nodes[target]).any())
+            yield (self.figures.fabric_hop if across else self.figures.node_hop).value
 
 
-def _pipeline_hops(grid: Ints, routes: Routes, figures: NetworkFigures) -> tuple[PhaseHops, PhaseHops]:
-    """Links of the messages to the next stage, and of those back."""
-    # What a library does not reach is lost at the ends, in the node and at its NICs; links beyond carry what was sent.
-    reached = reached_shares(figures, message=True)
-    source, target = grid[:-1].reshape(-1), grid[1:].reshape(-1)
-    together = np.repeat(np.arange(len(grid) - 1), grid[0].size)
-    return (
-        weighed(routes.route(source, target, together=together), reached, routes),
-        weighed(routes.route(target, source, together=together), reached, routes),
-    )
-
-
-def _by_lane(
-    classes: Ints, lane_of: Ints, shape: tuple[int, int, int], lanes: int
-) -> list[tuple[tuple[int, ...], ...]]:
-    """Of each lane and boundary its classes, from those of all messages."""
-    by_message = classes.reshape(shape)
-    return [tuple(tuple(np.unique(row[lane_of == lane]).tolist()) for row in by_message) for lane in range(lanes)]
-
-
-def _collective(plan: Plan, size: int, classes: list[Ints]) -> Collective:
+def _collective(plan: Plan, size: int, classes: list[Ints], group: str, op: str) -> Collective:
     """One buffer's phases as exchanges of these classes."""
     return tuple(
-        Exchange(tuple(np.unique(numbers).tolist()), edge_bytes, extra_s)
-        for numbers, edge_bytes, extra_s in zip(classes, plan.edge_bytes[size], plan.extra_s[size], strict=True)
+        Exchange(tuple(np.unique(numbers).tolist()), edge_bytes, extra_s, group, op)
+        for numbers, edge_bytes, extra_s in zip(classes, plan.edge_bytes[size], plan.extra_s[size], strict=False)
+    )
+
+
+def _in_parts(whole: Collective, small_s: Sequence[float]) -> Collective:
+    """The collective with what of its latency is fixed, told from that of a small part."""
+    if not whole:
+        return whole
+    return tuple(
+        replace(exchange, fixed_s=max(0.0, part_s - (exchange.latency_s - part_s) / (_SMALL - 1)))
+        for exchange, part_s in zip(whole, small_s, strict=False)
     )
 
 
 def placement_of(scenario: Scenario) -> Placement:
-    """The placement of a scenario's ranks; its replicas are dp x cp."""
+    """The placement of a scenario's ranks; its replicas count context-parallel ranks too, which vary fastest."""
     layout = scenario.layout
     return build_placement(scenario.placement, scenario.machine, layout.tp, scenario.dp * layout.cp, layout.pp)
 
 
-def _find_lanes(
-    placement: Placement, damage: Damage, hops: Sequence[PhaseHops], tensor_rates: Floats, *, fold: bool
-) -> tuple[tuple[int, ...], ...]:
-    """Replicas whose devices and links are disturbed alike; all of them in one lane where nothing is."""
-    grid = placement.grid()
-    dp, tp = grid.shape[1:]
-    if not fold:
-        return tuple((replica,) for replica in range(dp))
-    marks: list[set[tuple[object, ...]]] = [set() for _ in range(dp)]
-    for stage, replica in zip(*np.nonzero((damage.speed[grid] != 1.0).any(axis=2)), strict=True):
-        marks[int(replica)].add(("speed", int(stage), float(damage.speed[grid[stage, replica]].min())))
-    on_hit_nodes = np.isin(grid // placement.devices_per_node, damage.nodes).any(axis=2)
-    for stage, replica in zip(*np.nonzero(on_hit_nodes), strict=True):
-        nodes = grid[stage, replica] // placement.devices_per_node
-        marks[int(replica)].add(("node", int(stage), tuple(np.intersect1d(nodes, damage.nodes).tolist())))
-    if tensor_rates.size:
-        for stage, replica in zip(*np.nonzero(tensor_rates != tensor_rates.max()), strict=True):
-            marks[int(replica)].add(("tensor", int(stage), float(tensor_rates[stage, replica])))
-    for direction, part in enumerate(hops):
-        touched = np.isin(part.link, damage.links)
-        for row, link in zip(part.row[touched].tolist(), part.link[touched].tolist(), strict=True):
-            boundary, replica = divmod(row // tp, dp)
-            marks[replica].add(("link", direction, boundary, link))
-    by_mark: dict[frozenset[tuple[object, ...]], list[int]] = {}
-    for replica, found in enumerate(marks):
-        by_mark.setdefault(frozenset(found), []).append(replica)
-    return tuple(tuple(replicas) for replicas in by_mark.values())
-
-
-def tensor_ring_rate(placement: Placement, machine: Machine, figures: NetworkFigures) -> float:
-    """Rate of a tensor-parallel ring while every group of the job runs one, on undamaged links."""
-    if placement.tp == 1:
-        return float("inf")
-    groups, routes = tensor_groups_together(placement, machine)
-    return weighed(ring_hops(routes, groups), _ring_reach(figures), routes).rate(routes.capacity)
-
-
-def _disturbed_tensor_rates(placement: Placement, damage: Damage, figures: NetworkFigures, rate: float) -> Floats:
-    """Rate of the tensor-parallel rings of each stage and replica, shape (pp, dp)."""
-    rates = np.full((placement.pp, placement.dp), rate)
-    if placement.tp == 1 or not (len(damage.nodes) or len(damage.links)):
-        return rates
-    groups = placement.tensor_groups()
-    hops = weighed(ring_hops(damage.routes, groups), _ring_reach(figures), damage.routes)
-    load = np.bincount(hops.link, hops.weight, minlength=len(damage.capacity))
-    # A ring keeps the pace of its tightest link while every other group runs its own.
-    pace = np.full(len(groups), np.inf)
-    np.minimum.at(pace, hops.row, damage.capacity[hops.link] / load[hops.link])
-    undisturbed = np.isclose(pace, rate, rtol=1e-9)
-    return np.where(undisturbed, rate, np.minimum(pace, rate)).reshape(placement.pp, placement.dp)
-
-
-def _ring_reach(figures: NetworkFigures) -> Floats:
-    """Share of a link that a ring reaches, by the link's place."""
-    return np.array([figures.node_ring.value, figures.fabric_ring.value, 1.0])
-
-
-def tensor_groups_together(placement: Placement, machine: Machine) -> tuple[Ints, Routes]:
-    """Tensor-parallel groups that stand for all, and their links: those of one node, where no group leaves its own."""
-    groups = placement.tensor_groups()
-    if placement.tensor_group_crosses_nodes():
-        return groups, placement.routes(machine)
-    return groups[groups[:, 0] // placement.devices_per_node == 0], Routes(machine, 1)  # every node is alike
-
-
-def _message_latency(grid: Ints, per_node: int, figures: NetworkFigures) -> tuple[float, ...]:
-    """Latency of one message, the slowest of each boundary."""
-    across = (grid[:-1] // per_node != grid[1:] // per_node).any(axis=(1, 2))
-    return tuple(np.where(across, figures.fabric_hop.value, figures.node_hop.value).tolist())
+def in_step(scenario: Scenario) -> int:
+    """Replicas in a row that wait for each other in every pass: for keys and values, experts, or sharded weights."""
+    layout = scenario.layout
+    replicas = scenario.dp * layout.cp
+    shards_over = (layout.shard_group or replicas) if layout.zero == 3 else 1
+    together = math.lcm(layout.cp, layout.ep, shards_over)
+    return min(together, replicas)

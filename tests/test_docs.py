@@ -8,8 +8,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from exatwin.cli import run
+from exatwin.scenarios.layout import Layout
 from exatwin.scenarios.perturb import Background, Jitter, LinkFault, NicFault, Perturbations, SlowDevice
 from exatwin.topology.placement_spec import PlacementSpec
 
@@ -78,6 +80,14 @@ def test_every_field_of_placement_and_perturb_is_explained():
     for kind in (PlacementSpec, Perturbations, SlowDevice, NicFault, LinkFault, Background, Jitter):
         for field in kind.model_fields:
             assert re.search(rf"^\| `[^|]*\b{field}\b[^|]*` \|", page, re.MULTILINE), f"{kind.__name__}: {field}"
+
+
+def test_every_field_of_a_layout_is_explained_with_an_example():
+    page = (ROOT / "docs" / "guides" / "layouts.md").read_text()
+    for field in Layout.model_fields:
+        (row,) = re.findall(rf"^\| `{field}` \|.*", page, re.MULTILINE) or [""]
+        example = yaml.safe_load(row.rsplit("`", 2)[1]) if row else {}
+        assert Layout.model_validate(example).model_fields_set, field
 
 
 if __name__ == "__main__":

@@ -61,21 +61,21 @@ def looks_like_path(name: str) -> bool:
     return "/" in name or "\\" in name or name.endswith(SUFFIXES)
 
 
-def read_text(source: Path | Traversable, where: str) -> str:
+def read_text(source: Path | Traversable, where: str, most_bytes: int = MOST_BYTES) -> str:
     """The text of a file, or an `InputError` that says why not."""
     try:
         if source.is_dir():
             raise input_error("is a directory, a file is needed", where=where)
         with source.open("rb") as stream:
-            data = stream.read(MOST_BYTES + 1)
+            data = stream.read(most_bytes + 1)
     except FileNotFoundError:
         raise input_error("no such file", where=where) from None
     except OSError as error:
         raise input_error(f"cannot be read: {error.strerror or error}", where=where) from None
     if b"\0" in data:
         raise input_error("is a binary file, text is needed", where=where)
-    if len(data) > MOST_BYTES:
-        raise input_error(f"is too large; a file of this kind has at most {MOST_BYTES} bytes", where=where)
+    if len(data) > most_bytes:
+        raise input_error(f"is too large; a file of this kind has at most {most_bytes} bytes", where=where)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -2,220 +2,157 @@
 
 Rows that a calibration was fitted on, rows that it never saw and rows of context
 (other software, known outliers) are kept apart; accuracy is quoted on the unseen.
-Every row has a bound, the error that docs/accuracy.md states for it, so that an
-error that grows is noticed.
+``scenarios/validation/bounds.yaml`` states the errors; one that grows beyond is noticed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
+from ..scenarios.measurements import measured_collectives, measured_run, measured_runs
+from ..scenarios.published import published_runs, series_names
+from ..topology.errors import input_error, nearest
+from . import validation_sums as sums
+from .bounds import Breach, bounded, breaches
+from .validation_rows import KINDS, Unanswered, ValidationRow
+from .validation_tasks import Progress, Task, answer_tasks
 
-from ..scenarios.measurements import (
-    MeasuredCollective,
-    Use,
-    measured_collectives,
-    measured_run,
-    measured_runs,
-    measured_stage_memory,
-)
-from ..scenarios.result import Prediction
-from ..scenarios.scenario import Scenario
-from ..sim.communicate import collective_s
-from ..sim.predict import choose_calibration, predict
-from ..sim.traffic import placement_of
-
-Quantity = Literal["step", "rate", "memory", "collective"]
-
-# The error that each kind of row may have, relative. Rows of context have none.
-BOUNDS: dict[Quantity, float] = {"step": 0.10, "rate": 0.10, "memory": 0.03, "collective": 0.05}
-FUGAKU_BOUND = 0.05
-# Rows that miss the bound of their kind, with the error that stands for them; docs/accuracy.md says why.
-KNOWN_MISSES = {"frontier-dash-1t-weak-3072": 0.17}
-
-
-@dataclass(frozen=True)
-class ValidationRow:
-    """One measured figure and its prediction.
-
-    Attributes:
-        id: The published row, with the stage or the message where it has several.
-        quantity: ``step`` (s), ``rate`` (hardware FLOP/s of a device), ``memory`` (bytes) or ``collective`` (s).
-        machine: Where it was measured.
-        source: Key in docs/sources.md.
-        use: ``fit``, ``unseen`` or ``context``.
-        error: Predicted over measured, less one.
-        bound: The error it may have; None where nothing is claimed.
-        note: What the row's file says of it.
-    """
-
-    id: str
-    quantity: Quantity
-    machine: str
-    source: str
-    use: Use
-    measured: float
-    predicted: float
-    error: float
-    bound: float | None
-    note: str
-
-    @property
-    def within(self) -> bool:
-        """Whether the error keeps to its bound."""
-        return self.bound is None or abs(self.error) <= self.bound
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Errors of one group of rows, relative."""
-
-    quantity: Quantity
-    use: Use
-    rows: int
-    median_absolute: float
-    mean_absolute: float
-    worst: float
-    bias: float
+FAST_ROWS = 4  # of each series
 
 
 @dataclass(frozen=True)
 class Validation:
-    """All rows, in the order of their files."""
+    """All rows, in the order of their files, and the runs that could not be predicted."""
 
     rows: tuple[ValidationRow, ...]
+    unanswered: tuple[Unanswered, ...] = ()
+    breaches: tuple[Breach, ...] = ()
 
     @property
     def within(self) -> bool:
-        """Whether every row keeps to its bound."""
-        return all(row.within for row in self.rows)
+        """Whether every row and every series keeps to its bound, and no prediction failed."""
+        return all(row.within for row in self.rows) and not self.breaches and not self.faults
 
-    def summaries(self) -> tuple[Summary, ...]:
-        """Errors by quantity and use."""
-        groups: dict[tuple[Quantity, Use], list[float]] = {}
-        for row in self.rows:
-            groups.setdefault((row.quantity, row.use), []).append(row.error)
-        return tuple(_summary(quantity, use, errors) for (quantity, use), errors in groups.items())
+    @property
+    def faults(self) -> tuple[Unanswered, ...]:
+        """Predictions that failed by a fault of ours."""
+        return tuple(item for item in self.unanswered if item.fault)
 
-    def document(self, version: str) -> dict[str, Any]:
+    def summaries(self, by: str = "all") -> tuple[sums.Summary, ...]:
+        """Errors by ``all``, ``source`` or ``device``, each by kind and use."""
+        return sums.summaries(self.rows, by)
+
+    def document(self, version: str, *, rows: bool = True) -> dict[str, Any]:
         """The JSON document of ``exatwin validate --json``."""
-        return {
-            "schema_version": 1,
+        document: dict[str, Any] = {
+            "schema_version": 2,
             "within": self.within,
-            "summaries": [dataclasses.asdict(summary) for summary in self.summaries()],
-            "rows": [{**dataclasses.asdict(row), "within": row.within} for row in self.rows],
+            "summaries": [dataclasses.asdict(group) for by in sums.GROUPINGS for group in self.summaries(by)],
+            "rankings": [dataclasses.asdict(item) for item in sums.rankings(self.rows)],
+            "scalings": [dataclasses.asdict(item) for item in sums.scalings(self.rows)],
+            "suspects": [item.document() for item in sums.suspects(self.rows)],
+            "breaches": [dataclasses.asdict(item) for item in self.breaches],
+            "not_simulated": [dataclasses.asdict(item) for item in self.unanswered],
             "exatwin_version": version,
         }
+        if rows:
+            document["rows"] = [
+                {**dataclasses.asdict(row), "kind": row.kind, "within": row.within} for row in self.rows
+            ]
+        return document
 
 
-def validate() -> Validation:
-    """Predict everything that was measured."""
-    predictions: dict[str, Prediction] = {}
-    rows = [*_runs(predictions), *_stages(predictions), *_messages()]
-    return Validation(tuple(rows))
+def validate(
+    source: str | None = None,
+    device: str | None = None,
+    kind: str | None = None,
+    *,
+    fast: bool = False,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Validation:
+    """Predict what was measured.
+
+    Args:
+        source: A series of rows or a key of docs/sources.md; all where left out.
+        device: A device's name or a part of it.
+        kind: ``time``, ``memory``, ``verdict`` or ``message``.
+        fast: A few rows of each series, for tests.
+        jobs: Processes; as many as the host has where left out.
+        progress: Told the runs done and the runs in all.
+
+    Raises:
+        InputError: If there is no such source, device or kind.
+    """
+    kinds = set(KINDS.values())
+    if kind is not None and kind not in kinds:
+        raise input_error(f"{kind!r} is unknown{nearest(kind, kinds)}", field="kind")
+    tasks = _chosen(all_tasks(), source, device)
+    if fast:
+        tasks = fast_tasks(tasks)
+    answers = answer_tasks(tasks, jobs, progress)
+    rows = [answer for answer in answers if isinstance(answer, ValidationRow) and kind in (None, answer.kind)]
+    rows = [bounded(row) for row in rows]
+    unanswered = tuple(answer for answer in answers if isinstance(answer, Unanswered))
+    whole = not (fast or device)
+    return Validation(tuple(rows), unanswered, breaches(rows) if whole else ())
 
 
-def _predicted(predictions: dict[str, Prediction], run_id: str) -> Prediction:
-    if run_id not in predictions:
-        predictions[run_id] = predict(measured_run(run_id).ask())
-    return predictions[run_id]
+def all_tasks() -> list[Task]:
+    """Every run and message, in the order of their files."""
+    measured = [
+        Task("run", run.source, run.id)
+        for run in measured_runs()
+        if run.scenario and (run.step_s is not None or run.tflops_hardware is not None)
+    ]
+    messages = [Task("message", item.source, item.id) for item in measured_collectives() if item.use != "context"]
+    return [*measured, *messages, *(Task("public", run.series, run.id) for run in published_runs())]
 
 
-def _runs(predictions: dict[str, Prediction]) -> Iterable[ValidationRow]:
-    for run in measured_runs():
-        if not run.scenario or (run.step_s is None and run.tflops_hardware is None):
-            continue
-        prediction = _predicted(predictions, run.id)
-        machine = prediction.scenario["machine"]
-        # A rate that was printed is a measurement; a step time derived from it is the same one again.
-        if run.step_s is not None and run.id not in _RATE_ROWS:
-            pair: tuple[Quantity, float, float] = ("step", run.step_s, prediction.step_s)
-        elif run.tflops_hardware is not None:
-            pair = ("rate", run.tflops_hardware * 1e12, prediction.tflops_per_device.hardware)
-        else:
-            continue
-        yield _row(run.id, *pair, machine=machine, source=run.source, use=run.use, note=run.note)
+def fast_tasks(tasks: Sequence[Task]) -> list[Task]:
+    """A few of each series, chosen by the hash of their names alone: those that come last, which no fit sees first."""
+    chosen: set[Task] = set()
+    by_series: dict[tuple[str, str], list[Task]] = {}
+    for task in tasks:
+        by_series.setdefault((task.kind, task.series), []).append(task)
+    for members in by_series.values():
+        chosen.update(sorted(members, key=lambda task: hashlib.sha256(task.id.encode()).hexdigest())[-FAST_ROWS:])
+    return [task for task in tasks if task in chosen]
 
 
-# Rows whose source prints a rate and no step time.
-_RATE_ROWS = {"frontier-dash-175b-weak-1024", "frontier-dash-1t-weak-3072"}
+def _chosen(tasks: Iterable[Task], source: str | None, device: str | None) -> list[Task]:
+    """The tasks of a source and a device."""
+    chosen = list(tasks)
+    if source is not None:
+        keys = {run.id: run.source for run in published_runs()}
+        named = [task for task in chosen if source == task.series] or [
+            task for task in chosen if source == keys.get(task.id)
+        ]
+        if not named:
+            known = {*series_names(), *(task.series for task in chosen)}
+            raise input_error(f"no published run has the source {source!r}{nearest(source, known)}", field="source")
+        chosen = named
+    if device is not None:
+        from ..topology.machine import load_machine, machine_names
+
+        names = {name: load_machine(name).device.name for name in machine_names()}
+        wanted = {name for name, device_name in names.items() if device.lower() in device_name.lower()}
+        if not wanted:
+            message = f"no bundled device is called {device!r}{nearest(device, names.values())}"
+            raise input_error(message, field="device")
+        machines = {run.id: str(run.fields["machine"]) for run in published_runs()}
+        chosen = [task for task in chosen if _machine_of(task, machines) in wanted]
+    return chosen
 
 
-def _stages(predictions: dict[str, Prediction]) -> Iterable[ValidationRow]:
-    for stage in measured_stage_memory():
-        prediction = _predicted(predictions, stage.run)
-        yield _row(
-            f"{stage.run} stage {stage.stage}",
-            "memory",
-            stage.max_allocated_bytes,
-            prediction.memory.stages[stage.stage].peak_bytes,
-            machine=prediction.scenario["machine"],
-            source=stage.source,
-            use=stage.use,
-            note=stage.note,
-        )
-
-
-def _messages() -> Iterable[ValidationRow]:
-    for message in measured_collectives():
-        if message.use == "context":
-            continue
-        scenario = message.ask()
-        size = message.size_bytes
-        note = f"{message.op}, {message.group}, {message.ranks} ranks, {size:.0f} B. {message.note}"
-        yield _row(
-            message.id,
-            "collective",
-            message.median_s,
-            _message_s(message, scenario),
-            machine=scenario.machine.name,
-            source=message.source,
-            use=message.use,
-            note=note,
-        )
-
-
-def _message_s(message: MeasuredCollective, scenario: Scenario) -> float:
-    """Seconds of one timed message while the groups like its own run theirs."""
-    placement = placement_of(scenario)
-    grid = placement.grid()
-    groups = {
-        "tp": placement.tensor_groups()[:1],
-        "pp": np.stack([grid[0].reshape(-1), grid[1].reshape(-1)], axis=1),
-        "dp": grid[0].T,
-        "embedding": np.stack([grid[0].reshape(-1), grid[-1].reshape(-1)], axis=1),
-    }[message.group]
-    op = "send" if message.group == "pp" else message.op
-    size = message.size_bytes * (groups.shape[1] if op == "all_gather" else 1)
-    figures = choose_calibration(scenario).network
-    return collective_s(op, size, groups, placement.routes(scenario.machine), figures).seconds
-
-
-def _row(
-    name: str, quantity: Quantity, measured: float, predicted: float, *, machine: str, source: str, use: Use, note: str
-) -> ValidationRow:
-    bound: float | None = None
-    if use != "context":
-        kind = FUGAKU_BOUND if machine == "fugaku" else BOUNDS[quantity]
-        bound = KNOWN_MISSES.get(name, kind)
-    error = predicted / measured - 1
-    return ValidationRow(name, quantity, machine, source, use, measured, predicted, error, bound, note)
-
-
-def _summary(quantity: Quantity, use: Use, errors: Sequence[float]) -> Summary:
-    sizes = sorted(abs(error) for error in errors)
-    middle = len(sizes) // 2
-    median = sizes[middle] if len(sizes) % 2 else (sizes[middle - 1] + sizes[middle]) / 2
-    return Summary(
-        quantity=quantity,
-        use=use,
-        rows=len(errors),
-        median_absolute=median,
-        mean_absolute=sum(sizes) / len(sizes),
-        worst=max(errors, key=abs),
-        bias=sum(errors) / len(errors),
-    )
+def _machine_of(task: Task, machines: Mapping[str, str]) -> str:
+    """The bundled name of the machine of a task."""
+    if task.kind == "public":
+        return machines[task.id]
+    if task.kind == "run":
+        return measured_run(task.id).ask().machine.name
+    return next(item for item in measured_collectives() if item.id == task.id).ask().machine.name

@@ -10,6 +10,7 @@ from .action import BACKWARD, FORWARD, INPUT_GRAD, KINDS, LETTERS, WEIGHT_GRAD, 
 from .fit import misfits
 from .from_file import FileSchedule, is_file
 from .library import SCHEDULES, load_schedule
+from .picture import picture
 from .schedule import Schedule
 from .table import Table, check_table, code_table, in_flight, schedule_table
 from .text import from_csv, to_csv
@@ -38,6 +39,7 @@ __all__ = [
     "makespan",
     "misfits",
     "most_held",
+    "picture",
     "schedule_table",
     "split_code",
     "start_times",

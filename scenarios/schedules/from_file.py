@@ -14,6 +14,7 @@ from .table import Table
 from .text import from_csv
 
 SUFFIX = ".csv"
+MOST_BYTES = 64 * 2**20  # 64 ranks of two stages and 1,600 micro-batches have 4.6 MB
 
 
 def is_file(name: str) -> bool:
@@ -93,7 +94,7 @@ def read_schedule(path: str) -> FileSchedule:
         InputError: If the file cannot be read, or its table cannot be played.
     """
     try:
-        return _parsed(read_text(Path(path).expanduser(), path), path)
+        return _parsed(read_text(Path(path).expanduser(), path, MOST_BYTES), path)
     except (ValueError, RuntimeError) as error:  # a name no file system takes
         if isinstance(error, InputError):
             raise

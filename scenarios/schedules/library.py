@@ -31,4 +31,4 @@ def load_schedule(name_or_path: str) -> Schedule:
     if is_file(name_or_path):
         return read_schedule(name_or_path)
     shown = name_or_path[:40]
-    raise input_error(f"unknown schedule {shown!r}{nearest(shown, SCHEDULES)}, or the path of a .csv")
+    raise input_error(f"unknown schedule {shown!r}{nearest(shown, SCHEDULES)}; or give a .csv file")

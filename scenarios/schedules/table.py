@@ -96,30 +96,27 @@ def _gaps(seen: set[Action]) -> list[Problem]:
     """What is missing, or is done both whole and by halves."""
     if not seen:
         return [Problem("", "holds no action")]
+    to_input = {action[1:] for action in seen if action.kind == "I"}
+    to_weight = {action[1:] for action in seen if action.kind == "W"}
+    whole = {action[1:] for action in seen if action.kind == "B"}
+    lone = [(Action("I", *at), Action("W", *at)) for at in sorted(to_input - to_weight)]
+    lone += [(Action("W", *at), Action("I", *at)) for at in sorted(to_weight - to_input)]
     problems = [
-        Problem("", f"{action} stands beside {other}: a backward is whole or in two halves")
-        for action in sorted(seen)
-        if action.kind == "B"
-        for other in (action._replace(kind="I"), action._replace(kind="W"))
-        if other in seen
+        Problem("", f"{Action('B', *at)} stands beside its halves; a backward is whole or in two halves")
+        for at in sorted(whole & (to_input | to_weight))
     ]
+    problems += [Problem("", f"{other} is missing; {half} is one half of a backward") for half, other in lone]
     if problems:
         return problems
     stages = 1 + max(action.stage for action in seen)
     micro_batches = 1 + max(action.micro_batch for action in seen)
-    halves = sum(action.kind in "IW" for action in seen)
-    missing = stages * micro_batches * 2 - (len(seen) - halves) - halves // 2
-    for action in sorted(seen):
-        if action.kind in "IW":
-            other = action._replace(kind="W" if action.kind == "I" else "I")
-            if other not in seen:
-                problems.append(Problem("", f"{other} is missing: {action} is one half of a backward"))
-    if missing > 0 and not problems:
-        problems.append(
+    wanted = stages * micro_batches * 2
+    missing = wanted - (len(seen) - len(to_weight))  # two halves are one backward
+    if missing:
+        return [
             Problem(
                 "",
-                f"{stages} stages and {micro_batches} micro-batches need {stages * micro_batches * 2} actions; "
-                f"{missing} are missing",
+                f"{stages} stages and {micro_batches} micro-batches need {wanted} actions; {missing} are missing",
             )
-        )
-    return problems
+        ]
+    return []

@@ -19,6 +19,7 @@ from .table import Table, check_table
 
 _CELL = re.compile(r"(\d{1,9})([A-Z_]+)(\d{0,9})", re.ASCII)
 _TOGETHER = re.compile(r"\(([^()]*)\)OVERLAP_F_B", re.ASCII)
+_KINDS: dict[str, Kind] = {kind: kind for kind in LETTERS}
 _MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD")
 
 
@@ -65,7 +66,7 @@ def from_csv(text: str, where: str = "schedule") -> Table:
 
 def _parts(cell: str) -> list[str]:
     """The cell, or the passes that it runs together."""
-    together = _TOGETHER.fullmatch(cell)
+    together = _TOGETHER.fullmatch(cell) if cell.startswith("(") else None
     cells = together[1].split(";") if together else [cell]
     return [part.strip() for part in cells if part.strip()]
 
@@ -77,8 +78,7 @@ def _action(cell: str) -> Action | str | None:
         return None
     if match is None or not match[3]:
         return f"{cell[:40]!r} is no action; write stage, kind and micro-batch, such as 0F0 or 1B3"
-    kinds: dict[str, Kind] = {kind: kind for kind in LETTERS}
-    if match[2] not in kinds:
+    if match[2] not in _KINDS:
         return (
             f"{cell[:40]!r} has kind {match[2]}; there is F (forward), B (full backward), "
             "I (gradient of the input) and W (of the weights)"
@@ -86,4 +86,4 @@ def _action(cell: str) -> Action | str | None:
     stage, micro_batch = int(match[1]), int(match[3])
     if max(stage, micro_batch) >= MOST_DEGREE:
         return f"{cell[:40]!r} counts too far; stages and micro-batches are below {MOST_DEGREE}"
-    return Action(kinds[match[2]], stage, micro_batch)
+    return Action(_KINDS[match[2]], stage, micro_batch)

@@ -160,7 +160,8 @@ def test_warnings_come_last():
 
 def memory_of(peaks):
     stages = [
-        StageMemory(number, peak, peak, peak, 0.0, "", MemoryParts(parameters=peak), 0.0) for number, peak in enumerate(peaks)
+        StageMemory(number, peak, peak, peak, 0.0, "", MemoryParts(parameters=peak), 0.0)
+        for number, peak in enumerate(peaks)
     ]
     return Memory("fits", 64 * 2**30, 0.0, 0.0, tuple(stages))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -10,7 +11,7 @@ import yaml
 from exatwin.scenarios.layout import Layout
 from exatwin.scenarios.model import Model
 from exatwin.scenarios.rules import MOST_ACTIONS, Parts, batch_rules, model_rules
-from exatwin.scenarios.scenario import load_scenario, scenario_from_document
+from exatwin.scenarios.scenario import load_scenario, scenario_from_document, scenario_warnings
 from exatwin.scenarios.schedules import SCHEDULES, schedule_table, to_csv
 from exatwin.scenarios.training import Training
 from exatwin.topology.errors import InputError
@@ -136,3 +137,10 @@ def test_a_schedule_file_that_cannot_be_played_is_an_error_of_its_field(folder):
     (folder / "mine.csv").write_text("0F0,0F0\n")
     with pytest.raises(InputError, match=r"layout.schedule: .*mine.csv: rank 0: 0F0 stands twice"):
         load_scenario(str(folder / "mine.yaml"))
+
+
+def test_an_interleaved_step_that_megatron_does_not_run_has_a_warning():
+    plain = scenario_from_document(SMALL)  # 8 micro-batches a replica
+    for pp, warned in ((4, False), (3, True)):
+        layout = plain.layout.model_copy(update={"vpp": 2, "pp": pp})
+        assert any("Megatron-LM" in text for text in scenario_warnings(replace(plain, layout=layout))) == warned

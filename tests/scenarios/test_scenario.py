@@ -102,6 +102,7 @@ ONE_MISTAKE = [
     ({"training__global_batch": 4}, [], ["global_batch=4", "8"]),
     ({"layout__ep": 2}, [], ["ep=2", "has none"]),
     ({"layout__cp": 2, "training__seq_len": 2046}, [], ["2 x cp = 2 x 2 = 4", "seq_len=2046", "cp can be 1"]),
+    ({"layout__zero": 3}, [], ["zero=3", "zero=0, 1", "fsdp2"]),
     ({"layout__schedule": "zb-h3"}, [], ["zb-h3", "did you mean zb-h1?", ".csv"]),
     ({"layout__schedule": "zb-v"}, [], ["layout.vpp", "vpp=1", "zb-v; it can be 2"]),
     ({"layout__schedule": "interleaved"}, [], ["layout.vpp", "vpp=1", "2 or more, or schedule 1f1b"]),

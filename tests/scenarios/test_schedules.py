@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -229,6 +231,11 @@ def test_any_text_is_a_table_or_is_refused(text):
     except InputError:
         return
     assert from_csv(to_csv(table)) == table
+    try:
+        schedule = FileSchedule("mine.csv", table)
+    except InputError:
+        return
+    assert schedule_table(schedule, *schedule.shape) == table
 
 
 def test_the_names_in_the_table_are_those_of_the_schedules():
@@ -249,7 +256,7 @@ def test_a_schedule_is_had_by_its_name_or_its_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("zb-h3", "did you mean zb-h1?, or the path of a .csv"),
+        ("zb-h3", "did you mean zb-h1?; or give a .csv file"),
         ("nowhere.csv", "nowhere.csv: no such file"),
         ("~nobody-here/x.csv", "cannot be read"),
         ("x" * 300 + ".csv", "cannot be read"),
@@ -271,3 +278,15 @@ def test_a_schedule_that_is_not_there_is_one_clear_error(name, said):
 def test_a_file_places_stages_in_a_loop_or_in_a_v(text, said):
     with pytest.raises(InputError, match=said):
         FileSchedule("mine.csv", from_csv(text))
+
+
+def test_the_file_in_the_guide_is_the_schedule_that_it_says():
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "schedules.md").read_text()
+    shown = re.search(r"^```text\n(0F0.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    assert from_csv(shown[1]) == schedule_table(SCHEDULES["zb-h1"], 2, 3)
+
+
+def test_the_guide_names_every_schedule():
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "schedules.md").read_text()
+    assert [name for name in SCHEDULES if not re.search(rf"^\| `{name}`", guide, re.MULTILINE)] == []

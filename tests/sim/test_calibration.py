@@ -17,6 +17,7 @@ from exatwin.sim.calibration import (
     default_calibration,
     load_calibration,
 )
+from exatwin.sim.devices import with_device
 from exatwin.topology.errors import InputError
 from exatwin.topology.facts import facts_in
 from exatwin.topology.machine import load_machine, machine_names
@@ -118,7 +119,9 @@ def test_a_fit_of_as_many_figures_as_rows_says_nothing_of_the_error():
 
 # Files that are wrong
 
-GOOD = yaml.safe_load((resources.files("exatwin.sim") / "calibrations" / "mi250x-rccl.yaml").read_text())
+GOOD = with_device(
+    yaml.safe_load((resources.files("exatwin.sim") / "calibrations" / "mi250x-rccl.yaml").read_text()), "mi250x-rccl"
+)
 GONE = object()
 
 
@@ -181,7 +184,8 @@ def test_a_wrong_file_is_refused_by_the_name_of_its_field(tmp_path, change, said
         ("compute.gemm_fraction.fp16", -0.5),
         ("compute.gemm_fraction.fp16", math.nan),
         ("compute.gemm_fraction.fp16", 50.0),
-        ("compute.attention_fraction", 0.0),
+        ("compute.attention.forward.share", 0.0),
+        ("compute.attention.backward.fill", -1.0),
         ("compute.memory_fraction", 0.0),
         ("compute.gemm_tile.rows", 0),
         ("compute.gemm_tile.columns", -1),

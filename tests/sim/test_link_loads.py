@@ -9,7 +9,7 @@ import pytest
 
 from exatwin.scenarios.scenario import load_scenario
 from exatwin.sim.calibration import default_calibration
-from exatwin.sim.link_loads import tensor_use
+from exatwin.sim.link_loads import group_use
 from exatwin.sim.predict import predict
 from exatwin.sim.traffic import build_traffic
 from exatwin.topology.faults import Fault
@@ -19,7 +19,7 @@ def use_of(scenario, **changes):
     calibration = default_calibration(scenario.machine)
     routes = replace(build_traffic(scenario, calibration).routes, **changes)
     sent = np.linspace(1e9, 2e9, scenario.layout.pp)
-    return tensor_use(scenario, calibration.network, routes, {("tp", "all_reduce"): "ring"}, sent), routes, sent
+    return group_use(scenario, calibration.network, routes, "tp", "all_reduce", "ring", sent), routes, sent
 
 
 def test_a_ring_inside_a_node_sends_every_members_bytes_over_one_link_each_way_of_its_two_rings():
@@ -60,3 +60,17 @@ def test_a_job_without_messages_still_has_its_tensor_rings():
     links = predict(load_scenario("frontier-22b", ["devices=8", "layout={tp: 8, pp: 1}"])).links
     assert {link.users for link in links} == {("tp of stage 0",)}
     assert predict(load_scenario("frontier-22b", ["devices=1", "layout={tp: 1, pp: 1}"])).links == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("cp", ["layout={tp: 2, cp: 2}", "framework=megatron-core"]),
+        ("ep", ["model=mixtral-8x7b", "layout={tp: 1, ep: 8}", "framework=megatron-core"]),
+        ("dp", ["layout={tp: 1, zero: 3}", "framework=fsdp2"]),
+    ],
+)
+def test_what_passes_exchange_shows_on_links_whoever_talks(kind, options):
+    answer = predict(load_scenario("h100-llama-3-8b", ["training.global_batch=64", *options]), fidelity="screen")
+    assert any(user.startswith(f"{kind} of") for link in answer.links for user in link.users)
+    assert all(0 < link.busy <= 1 for link in answer.links)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given, settings
@@ -20,15 +21,18 @@ from exatwin.scenarios.schedules import (
     SCHEDULES,
     code_table,
     makespan,
+    misfits,
     schedule_table,
 )
 from exatwin.sim import engine, recurrence, screen
 from exatwin.sim.fast_1f1b import play_1f1b
 from exatwin.sim.network import TrafficClasses
-from exatwin.sim.timeline import Exchange, Lane, Program, Step, Tail, TailTimes, Timeline
+from exatwin.sim.tail import Exchange, Tail, TailTimes
+from exatwin.sim.timeline import Lane, Program, Step, Timeline
 from exatwin.topology.errors import InputError
 
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
+every_plain_schedule = pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 
 
 @dataclass(frozen=True)
@@ -42,13 +46,14 @@ class Outcome:
 
 
 def alone(play):
-    """A player of steps as one of a single lane, its classes numbered up, down, data, embedding."""
+    """A player of steps as one of a single lane, its classes numbered up, down, data, embedding, around and back."""
 
     def play_lane(program, tail, classes):
-        last = program.stages - 1
+        last = program.ranks - 1
         up = tuple((boundary,) for boundary in range(last))
         down = tuple((last + boundary,) for boundary in range(last))
-        lane = Lane((0,), program, up, down)
+        around = {(last, 0): (3 * last + 2,), (0, last): (3 * last + 3,)}
+        lane = Lane((0,), program, up, down, around)
         played = play(Step((lane,), tail), classes)
         tail_times = replace(played.tail, embedding_s=played.tail.embedding_s[0])
         return Outcome(played.timelines[0], tail_times, played.events, played.solves)
@@ -68,40 +73,63 @@ every_player = pytest.mark.parametrize("play", PLAYERS.values(), ids=PLAYERS)
 
 def traffic_of(stages, weights=None, capacity=(), solo=1.0):
     """Every class at one rate while alone, over the given rows; over none where left out."""
-    kinds = 3 * stages - 1
-    weights = weights or [{}] * kinds
+    kinds = 3 * stages + 1
+    weights = [*(weights or []), *[{}] * kinds][:kinds]
     alone_rates = [min([solo, *(capacity[row] / weight for row, weight in rows.items())]) for rows in weights]
     return TrafficClasses(tuple(weights), tuple(capacity), tuple(alone_rates), links=len(capacity))
 
 
 def program_of(
-    stages,
+    ranks,
     micro_batches,
     schedule="1f1b",
     *,
+    chunks=None,
     table=None,
     forward=1.0,
     backward=2.0,
+    weight=1.0,
     up=0.0,
     down=0.0,
     latency=0.0,
     blocks=True,
 ):
-    """A program of a schedule or of a table; a duration may be one number for all stages or one for each."""
+    """A program of a schedule or of a table.
 
-    def each(value, count):
-        return tuple(value) if isinstance(value, (list, tuple)) else (value,) * count
+    A duration may be one number or one for each virtual stage, a message's one for each boundary between them;
+    one within a rank takes no time.
+    """
+    known = SCHEDULES[schedule]
+    chunks = chunks or known.least_chunks
+    placed = tuple(tuple(known.stage_of(rank, chunk, ranks) for chunk in range(chunks)) for rank in range(ranks))
+    home = {stage: rank for rank, row in enumerate(placed) for stage in row}
 
+    def by_rank(value):
+        values = value if isinstance(value, (list, tuple)) else [value] * len(home)
+        return tuple(tuple(values[stage] for stage in row) for row in placed)
+
+    def by_boundary(value):
+        values = value if isinstance(value, (list, tuple)) else [value] * (len(home) - 1)
+        return tuple(seconds if home[stage] != home[stage + 1] else 0.0 for stage, seconds in enumerate(values))
+
+    weights = by_rank(weight)
+    inputs = tuple(
+        tuple(whole - part for whole, part in zip(*both, strict=True))
+        for both in zip(by_rank(backward), weights, strict=True)
+    )
     return Program(
-        table=table or code_table(SCHEDULES[schedule], stages, micro_batches),
-        forward_s=each(forward, stages),
-        backward_s=each(backward, stages),
-        up_s=each(up, stages - 1),
-        down_s=each(down, stages - 1),
-        latency_s=each(latency, stages - 1),
+        table=table or code_table(known, ranks, micro_batches, chunks),
+        forward_s=by_rank(forward),
+        backward_s=by_rank(backward),
+        up_s=by_boundary(up),
+        down_s=by_boundary(down),
+        latency_s=by_boundary(latency),
         send_blocks=blocks,
         micro_batches=micro_batches,
         schedule="" if table else schedule,
+        input_s=inputs if known.splits_backward else (),
+        weight_s=weights if known.splits_backward else (),
+        stage_of=placed,
     )
 
 
@@ -118,6 +146,11 @@ def tail_of(stages, *, embedding=0.0, reduce=0.0, gather=0.0, latency=0.0, barri
         optimizer_s=(optimizer,) * stages,
         overhead_s=overhead,
     )
+
+
+def scaled(seconds, factor):
+    """Seconds by boundary, or by rank and chunk, times a factor."""
+    return tuple(factor * value if isinstance(value, float) else scaled(value, factor) for value in seconds)
 
 
 def same(one, other, rel=1e-9):
@@ -137,7 +170,7 @@ def same(one, other, rel=1e-9):
 
 
 @pytest.mark.parametrize("play", [*PLAYERS.values(), SCREEN], ids=[*PLAYERS, "screen"])
-@every_schedule
+@every_plain_schedule
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (1, 7), (2, 4), (4, 4), (8, 32), (4, 2), (3, 1)])
 def test_a_pipeline_fills_and_drains_once(play, schedule, stages, micro_batches):
     """With free messages a step is (m + p - 1) slots of forward plus backward."""
@@ -148,12 +181,41 @@ def test_a_pipeline_fills_and_drains_once(play, schedule, stages, micro_batches)
 
 @every_player
 @every_schedule
-@given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 5), st.integers(1, 5))
+@given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 5), st.integers(1, 5), st.integers(1, 5))
 @settings(max_examples=30)
-def test_a_table_takes_what_the_schedules_own_clock_says(play, schedule, stages, micro_batches, forward, backward):
-    program = program_of(stages, micro_batches, schedule, forward=float(forward), backward=float(backward))
-    expected = makespan(schedule_table(SCHEDULES[schedule], stages, micro_batches), forward, backward)
-    assert play(program, tail_of(stages), traffic_of(stages)).tail.step_s == pytest.approx(expected)
+def test_a_table_takes_what_the_schedules_own_clock_says(
+    play, schedule, ranks, micro_batches, forward, to_input, to_weight
+):
+    assume(not misfits(SCHEDULES[schedule], ranks, SCHEDULES[schedule].least_chunks, micro_batches))
+    times = {"forward": float(forward), "backward": float(to_input + to_weight), "weight": float(to_weight)}
+    program = program_of(ranks, micro_batches, schedule, **times)
+    table = schedule_table(SCHEDULES[schedule], ranks, micro_batches)
+    expected = makespan(table, forward, to_input + to_weight, to_input, to_weight)
+    assert play(program, tail_of(ranks), traffic_of(ranks)).tail.step_s == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("interleaved", 2), ("interleaved", 3), ("zb-h1", 1), ("zb-v", 2)])
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 2), (2, 4), (4, 8), (8, 32)])
+def test_the_closed_form_knows_the_bubble_of_every_schedule(schedule, chunks, ranks, micro_batches):
+    program = program_of(ranks, micro_batches, schedule, chunks=chunks)
+    exact = play_recurrence(program, tail_of(ranks), traffic_of(ranks)).tail.step_s
+    assert SCREEN(program, tail_of(ranks), traffic_of(ranks)).tail.step_s == pytest.approx(exact)
+
+
+@every_player
+def test_a_message_from_the_last_rank_to_the_first_takes_its_time_there_and_back(play):
+    """One micro-batch through four stages on two ranks: three forwards sent on, three gradients back."""
+    program = program_of(2, 1, "interleaved", up=0.5, down=0.25, latency=0.125)
+    step_s = play(program, tail_of(2), traffic_of(2)).tail.step_s
+    assert step_s == pytest.approx(4 * 3.0 + 3 * (0.5 + 0.25) + 6 * 0.125)
+
+
+@every_player
+def test_what_stays_on_the_rank_at_the_bottom_of_a_v_is_not_sent(play):
+    program = program_of(2, 1, "zb-v", up=0.5, down=0.25, latency=0.125)
+    starts = play(program, tail_of(2), traffic_of(2)).timeline.start
+    second = program.first_forward(0, 1)  # of the last virtual stage, behind three others and two messages
+    assert starts[0][program.table[0].index(second)] == pytest.approx(3 * 1.0 + 2 * (0.5 + 0.125))
 
 
 @every_player
@@ -207,7 +269,6 @@ def test_what_follows_the_pipeline_follows_in_its_order(play):
 seconds = st.floats(0.01, 4.0)
 quiet_cases = st.fixed_dictionaries(
     {
-        "stages": st.integers(1, 7),
         "micro_batches": st.integers(1, 14),
         "schedule": st.sampled_from(sorted(SCHEDULES)),
         "blocks": st.booleans(),
@@ -216,21 +277,35 @@ quiet_cases = st.fixed_dictionaries(
 
 
 @st.composite
-def steps(draw):
-    """A program with stages that differ, and a tail."""
+def programs(draw):
+    """A program of any schedule, with stages that differ."""
     case = draw(quiet_cases)
-    stages = case.pop("stages")
+    ranks, known = draw(st.integers(1, 7)), SCHEDULES[case["schedule"]]
+    case["chunks"] = draw(st.sampled_from(known.chunks or (known.least_chunks, known.least_chunks + 1)))
+    assume(not misfits(known, ranks, case["chunks"], case["micro_batches"]))
+    stages = ranks * case["chunks"]
     per_stage = st.lists(seconds, min_size=stages, max_size=stages)
     between = st.lists(st.one_of(st.just(0.0), seconds), min_size=stages - 1, max_size=stages - 1)
-    program = program_of(
-        stages,
+    backward = draw(per_stage)
+    shares = draw(st.lists(st.floats(0.1, 0.9), min_size=stages, max_size=stages))
+    return program_of(
+        ranks,
         **case,
         forward=draw(per_stage),
-        backward=draw(per_stage),
+        backward=backward,
+        weight=[share * whole for share, whole in zip(shares, backward, strict=True)],
         up=draw(between),
         down=draw(between),
         latency=draw(between),
     )
+
+
+@st.composite
+def steps(draw):
+    """A program with stages that differ, and a tail."""
+    program = draw(programs())
+    stages = program.ranks
+    per_stage = st.lists(seconds, min_size=stages, max_size=stages)
     sizes = {name: draw(st.one_of(st.just(0.0), seconds)) for name in ("reduce", "gather", "latency")}
     tail = tail_of(
         stages,
@@ -250,7 +325,7 @@ def steps(draw):
 @given(steps())
 def test_recurrence_and_events_agree_where_nothing_is_shared(step):
     program, tail = step
-    quiet = traffic_of(program.stages)
+    quiet = traffic_of(program.ranks)
     exact = play_exact(program, tail, quiet)
     assert same(play_recurrence(program, tail, quiet), exact)
     assert same(play_des(program, tail, quiet), exact)
@@ -277,8 +352,8 @@ def test_rows_that_no_two_transfers_ever_share_change_nothing(step):
     """The network is asked for every transfer here, and each has its link to itself."""
     program, tail = step
     program = replace(program, send_blocks=True)  # one message at a time
-    kinds = 3 * program.stages - 1
-    rows = traffic_of(program.stages, [{kind: 1.0} for kind in range(kinds)], (1.0,) * kinds)
+    kinds = 3 * program.ranks + 1
+    rows = traffic_of(program.ranks, [{kind: 1.0} for kind in range(kinds)], (1.0,) * kinds)
     exact = play_exact(program, tail, rows)
     assert exact.solves == 0
     assert same(play_recurrence(program, tail, rows), exact)
@@ -288,19 +363,19 @@ def test_rows_that_no_two_transfers_ever_share_change_nothing(step):
 @given(steps())
 def test_a_step_is_never_shorter_than_the_work_of_any_stage(step):
     program, tail = step
-    played = play_recurrence(program, tail, traffic_of(program.stages))
+    played = play_recurrence(program, tail, traffic_of(program.ranks))
     for stage, starts in enumerate(played.timeline.start):
-        work = program.micro_batches * (program.forward_s[stage] + program.backward_s[stage])
+        work = program.worked(stage)
         assert played.tail.step_s >= (work + tail.optimizer_s[stage] + tail.overhead_s) * (1 - 1e-12)
-        assert len(starts) == 2 * program.micro_batches
+        assert len(starts) == len(program.table[stage])
         assert starts == sorted(starts)
 
 
 @given(steps(), st.sampled_from(["forward_s", "backward_s", "up_s", "down_s", "latency_s"]))
 def test_a_slower_part_never_makes_a_quiet_step_shorter(step, part):
     program, tail = step
-    slower = replace(program, **{part: tuple(1.5 * value for value in getattr(program, part))})
-    quiet = traffic_of(program.stages)
+    slower = replace(program, **{part: scaled(getattr(program, part), 1.5)})
+    quiet = traffic_of(program.ranks)
     before = play_recurrence(program, tail, quiet).tail.step_s
     assert play_recurrence(slower, tail, quiet).tail.step_s >= before * (1 - 1e-12)
 
@@ -308,6 +383,7 @@ def test_a_slower_part_never_makes_a_quiet_step_shorter(step, part):
 @given(steps())
 def test_the_closed_form_is_the_recurrence_where_stages_are_alike(step):
     program, tail = step
+    assume(program.chunks == 1 and not program.splits)
     sizes = [exchange.edge_bytes for exchange in tail.reduce[0]]
     alike_rings = tuple(
         tuple(replace(exchange, edge_bytes=size) for exchange, size in zip(collective, sizes, strict=True))
@@ -316,13 +392,13 @@ def test_the_closed_form_is_the_recurrence_where_stages_are_alike(step):
     tail = replace(tail, reduce=alike_rings)
     alike = replace(
         program,
-        forward_s=(program.forward_s[0],) * program.stages,
-        backward_s=(program.backward_s[0],) * program.stages,
-        up_s=(0.0,) * (program.stages - 1),
-        down_s=(0.0,) * (program.stages - 1),
-        latency_s=(0.0,) * (program.stages - 1),
+        forward_s=(program.forward_s[0],) * program.ranks,
+        backward_s=(program.backward_s[0],) * program.ranks,
+        up_s=(0.0,) * (program.ranks - 1),
+        down_s=(0.0,) * (program.ranks - 1),
+        latency_s=(0.0,) * (program.ranks - 1),
     )
-    quiet = traffic_of(program.stages)
+    quiet = traffic_of(program.ranks)
     assert SCREEN(alike, tail, quiet).tail.step_s == pytest.approx(play_recurrence(alike, tail, quiet).tail.step_s)
 
 
@@ -386,16 +462,17 @@ def crowded_steps(draw, message_share=4.0, apart=False):
         apart: Whether no two kinds of message ever share a row.
     """
     program, tail = draw(steps())
-    stages = program.stages
+    stages = program.ranks
     messages, rows = 2 * (stages - 1), draw(st.integers(1, 3))
     rows = max(rows, messages) if apart else rows
     row, weight = st.integers(0, rows - 1), st.sampled_from([0.25, 0.5, 1.0])
     weights = [{kind: draw(weight)} if apart else draw(st.dictionaries(row, weight)) for kind in range(messages)]
     weights += [draw(st.dictionaries(row, weight)) for _ in range(stages + 1)]
     capacity = tuple(draw(st.sampled_from([0.5, 1.0, 2.0])) for _ in range(rows))
-    longest = message_share * min(program.forward_s)
+    longest = message_share * min(map(min, program.forward_s))
     length = st.one_of(st.just(0.0), st.floats(longest / 100, longest))
-    up, down = (tuple(draw(length) for _ in range(stages - 1)) for _ in range(2))
+    rank_of = [rank for rank, _ in program.homes]
+    up, down = (tuple(draw(length) if here != there else 0.0 for here, there in pairwise(rank_of)) for _ in range(2))
     blocking = replace(program, up_s=up, down_s=down, send_blocks=True)
     return blocking, tail, traffic_of(stages, weights, capacity)
 
@@ -406,7 +483,7 @@ def test_a_stage_is_free_once_its_work_and_its_messages_are_done(step):
     for play in (play_des, play_exact):
         timeline = play(program, tail, traffic).timeline
         for stage, starts in enumerate(timeline.start):
-            work = program.micro_batches * (program.forward_s[stage] + program.backward_s[stage])
+            work = program.worked(stage)
             assert timeline.free[stage] >= (work + timeline.held_s[stage]) * (1 - 1e-9)
             assert starts == sorted(starts)
 
@@ -423,8 +500,10 @@ def test_messages_that_share_take_at_least_their_time_alone(step):
 def test_des_is_exact_where_messages_share_with_rings_alone(step):
     """Of what is under way at the cut nothing outlasts the last backward here, after which the first ring starts."""
     program, tail, traffic = step
-    longest = max(program.forward_s + program.backward_s) + max((0.0, *program.up_s, *program.down_s))
-    program = replace(program, backward_s=(*program.backward_s[:-1], longest))
+    assume(program.chunks == 1 and not program.splits)
+    (longest,) = max(program.forward_s + program.backward_s)
+    longest += max((0.0, *program.up_s, *program.down_s))
+    program = replace(program, backward_s=(*program.backward_s[:-1], (longest,)))
     assert same(play_des(program, tail, traffic), play_exact(program, tail, traffic))
 
 
@@ -450,8 +529,8 @@ def test_a_step_costs_a_bounded_number_of_events(step):
     """Four an action while links are free: its end, its message, its delivery, its receiver; sharing adds some."""
     program, tail, traffic = step
     actions = sum(map(len, program.table))
-    quiet = play_exact(program, tail, traffic_of(program.stages))
+    quiet = play_exact(program, tail, traffic_of(program.ranks))
     crowded = play_exact(program, tail, traffic)
-    assert quiet.events <= 4 * actions + 12 * program.stages
-    assert crowded.events <= 10 * actions + 20 * program.stages
+    assert quiet.events <= 4 * actions + 12 * program.ranks
+    assert crowded.events <= 10 * actions + 20 * program.ranks
     assert play_des(program, tail, traffic).events <= crowded.events

@@ -34,7 +34,7 @@ LAYOUTS = {
         for dp in (1, 2, 3, 4, 6, 8)
         if tp * pp * dp <= per_node or (tp * pp * dp % per_node == 0 and tp * pp * dp <= 192)
     ]
-    for per_node in (1, 8, 12)
+    for per_node in (1, 4, 8, 12, 72)
 }
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from exatwin.scenarios.scenario import load_scenario
 from exatwin.sim.calibration import default_calibration
+from exatwin.sim.communicate import ring_hops
 from exatwin.sim.network import max_min_rates
-from exatwin.sim.traffic import build_traffic, placement_of, ring_hops
+from exatwin.sim.traffic import build_traffic, placement_of
 from exatwin.topology.machine import load_machine
 from exatwin.topology.routing import IN_NODE, Routes
 

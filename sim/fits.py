@@ -1,0 +1,47 @@
+"""Fitted figures of a calibration, in files of their own: ``sim/fits/<calibration>.yaml``.
+
+A fit on published runs is made anew by a command, so what it writes is kept apart from what
+people wrote and read. The file's figures take the place of the calibration's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from ..topology.files import read_document
+
+PACKAGE = "exatwin.sim"
+FOLDER = "fits"
+SOURCE = "exatwin-fit"
+
+
+def with_fit(document: dict[str, Any]) -> dict[str, Any]:
+    """A calibration's document with the figures that a bundled fit gives it; as it is where there is none.
+
+    Args:
+        document: The fields of a calibration file, its device's figures among them.
+    """
+    name = document.get("name")
+    if not isinstance(name, str) or not (resources.files(PACKAGE) / FOLDER / f"{name}.yaml").is_file():
+        return document
+    found, _ = read_document(name, PACKAGE, FOLDER, "fit")
+    fit = {"parameters": list(found["figures"]), "command": found["command"], "residuals": found["residuals"]}
+    return {**with_values(document, found["figures"]), "fit": fit}
+
+
+def with_values(document: dict[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
+    """A calibration's document with fitted values in place of some figures, by dotted path."""
+    for path, value in figures.items():
+        document = _replaced(document, path.split("."), value)
+    return document
+
+
+def _replaced(place: Any, path: list[str], value: Any) -> dict[str, Any]:
+    """A mapping with one figure in it replaced, or added where it was left out."""
+    head, *rest = path
+    inside = dict(place) if isinstance(place, dict) else {}
+    if rest:
+        return {**inside, head: _replaced(inside.get(head), rest, value)}
+    return {**inside, head: {"value": value, "source": SOURCE, "at": "rows of fit"}}
