@@ -63,7 +63,8 @@ def routed_block(shapes: Shapes) -> list[Op]:
     gathered = Collective("expert_gather", "all_gather", sent * shapes.etp, group)
     scattered = Collective("expert_scatter", "reduce_scatter", sent * shapes.etp, group)
     sort = Elementwise("expert_sort", 2.0 * rows * held * hidden * e)
-    sorts: list[Op] = [sort] if model.experts > layout.ep > 1 else []  # what came from each rank is sorted by expert
+    several = model.experts > layout.ep and layout.ep * shapes.etp > 1
+    sorts: list[Op] = [sort] if several else []  # what came from each rank is sorted by expert
     cut = shapes.etp > 1
     return [
         Gemm("router", tokens, model.experts, hidden, precision=plain_precision(shapes)),

@@ -58,10 +58,11 @@ def ring_forward(block_s: float, hop_s: float, steps: int, slowdown: float = 1.0
 
 
 def ring_backward(block_s: float, hop_s: float, double_hop_s: float, steps: int, slowdown: float = 1.0) -> Both:
-    """Its backward: gradients of keys and values follow one block behind, and come home after the last.
+    """Its backward: gradients of keys and values follow one block behind, and are home with the last.
 
-    Beside the first block only the next keys and values travel, beside those between the gradients of the
-    block before as well, beside the last only gradients; the gradients of the last block go home alone.
+    A rank begins where its forward ended, so the last block is its own. Beside the first block only the next keys
+    and values travel, beside those between the gradients of the block before as well, beside the last only the
+    gradients that others made of this rank's.
 
     Args:
         block_s: One block's kernel.
@@ -70,12 +71,13 @@ def ring_backward(block_s: float, hop_s: float, double_hop_s: float, steps: int,
         steps: Blocks.
         slowdown: Of work beside communication.
 
-    Source: Transformer Engine, ``AttnFuncWithCPAndKVP2P.backward``.
+    Source: Transformer Engine, transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py,
+    ``AttnFuncWithCPAndKVP2P.backward``.
 
     >>> ring_backward(2.0, 1.0, 2.0, steps=4).total_s
-    9.0
+    8.0
     """
-    both = beside(block_s, hop_s, slowdown) + beside(block_s, hop_s, slowdown) + Both(0.0, hop_s)
+    both = beside(block_s, hop_s, slowdown) + beside(block_s, hop_s, slowdown)
     for _ in range(steps - 2):
         both += beside(block_s, double_hop_s, slowdown)
     return both

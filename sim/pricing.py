@@ -118,8 +118,8 @@ class Pricer:
         if op.backward:
             double_s, _ = ring.seconds("sendrecv", 2 * op.hop_bytes)
             both = ring_backward(block_s, hop_s, double_s, op.steps, self.slowdown)
-            sent += op.steps * op.hop_bytes
-            busy, count = (op.steps - 2) * double_s + 3 * hop_s, op.steps + 1
+            sent *= 2
+            busy, count = (op.steps - 2) * double_s + 2 * hop_s, op.steps
         else:
             both = ring_forward(block_s, hop_s, op.steps, self.slowdown)
         return both, [CommUse("cp", "sendrecv", sent, count, busy, both.exposed_s)]

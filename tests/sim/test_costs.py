@@ -24,7 +24,7 @@ uses = st.lists(
     ),
     max_size=6,
 )
-passes = st.builds(PassCost, *[st.floats(0, 9) for _ in range(7)], uses.map(merged))
+passes = st.builds(PassCost, *[st.floats(0, 9) for _ in range(7)], uses=uses.map(merged))
 
 
 def passes_of(scenario, stage=0):
@@ -118,17 +118,16 @@ def test_a_ring_over_one_node_hides_behind_long_attention_but_gathered_keys_do_n
         return forward.cp_comm_s, backward.cp_comm_s
 
     ring, gathered, shared = (shown(attention) for attention in ("ring", "all_gather", "all_to_all"))
-    assert ring[0] == 0.0
-    assert 0.0 < ring[1] < gathered[1]
+    assert ring == (0.0, 0.0)
+    assert gathered[1] > gathered[0]
     assert gathered[0] > 0.0
     assert shared[0] > 0.0
 
 
 def test_a_ring_over_slow_links_shows():
-    """With short sequences attention takes less than keys and values do from node to node."""
+    """With few heads and tokens attention takes less than keys and values do from node to node."""
     near, far = (
-        passes_of(asked(LLAMA, devices=64, layout={"cp": 4, "tp": tp}, seq_len=2048, global_batch=64))[0]
-        for tp in (1, 8)
+        passes_of(asked(GPT, devices=64, layout={"cp": 4, "tp": tp}, seq_len=8192, global_batch=64))[0] for tp in (1, 8)
     )
     assert far.cp_comm_s > near.cp_comm_s
 

@@ -83,6 +83,24 @@ def test_embedding_and_head_gather_and_scatter_as_a_layer_does():
     assert calls(last) == {"all_gather": 2, "reduce_scatter": 1, "all_reduce": 1}  # the last of the loss
 
 
+def test_a_rank_of_the_22_billion_model_calls_what_a_trace_of_torch_found():
+    """48 layers, tp 8, hand-written in torch on a fake process group: 194 all-reduces, or 290 gathers and 194 scatters.
+
+    That head kept its gathered input; Megatron's, as here, gathers it again.
+    """
+
+    def counted(sequence_parallel):
+        some = shapes("gpt", tp=8, sequence_parallel=sequence_parallel)
+        ends = (embedding_forward(some), embedding_backward(some, MEGATRON), head_forward(some))
+        found = calls([op for ops in (*ends, head_backward(some, MEGATRON)) for op in ops if op.name != "loss_reduce"])
+        for op, count in calls(layer_forward(some) + layer_backward(some, MEGATRON)).items():
+            found[op] += 48 * count
+        return found
+
+    assert counted(False) == {"all_reduce": 194}
+    assert counted(True) == {"all_gather": 290 + 1, "reduce_scatter": 194}
+
+
 @models
 def test_sequence_parallelism_cuts_what_the_residual_stream_moves_and_no_product(name):
     cut, whole = (shapes(name, tp=4, sequence_parallel=sp) for sp in (True, False))
