@@ -43,7 +43,9 @@ def layer_backward(shapes: Shapes, framework: Framework, moe: bool = False, spli
         moe: A layer with experts.
         split: The schedule runs the gradients of weights apart, so that nothing runs beside them.
     """
-    ops = backward_ops(_layer(shapes, moe), overlap=framework.overlap_tensor_grads and not split)
+    ops = backward_ops(
+        _layer(shapes, moe), overlap=framework.overlap_tensor_grads and not split, adds=adds_in_product(shapes, framework)
+    )
     return [*ops, accumulate(shapes.layer_parameters(moe).total, shapes, framework)]
 
 
@@ -144,6 +146,11 @@ def _latent_projections(shapes: Shapes) -> list[Op]:
     return [*ops, Elementwise("key_concat", 2 * tokens * shapes.rank_heads * shapes.query_dim * e)]
 
 
+def adds_in_product(shapes: Shapes, framework: Framework) -> bool:
+    """Whether the product that makes a weight's gradient adds it to a sum in fp32 itself."""
+    return not framework.memory.fresh_gradients and framework.states[shapes.training.precision].accumulation == 4
+
+
 def accumulate(parameters: int, shapes: Shapes, framework: Framework) -> Elementwise:
     """Adding a micro-batch's weight gradients to what earlier ones left.
 
@@ -224,7 +231,11 @@ def head_backward(shapes: Shapes, framework: Framework, split: bool = False) -> 
     back = 2 * e if shapes.habits.fused_loss else 8 + 4 + e  # scaled where it lies; else scaled in fp32 and converted
     return [
         Elementwise("loss_grad", logits * back, kernels=2),
-        *backward_ops(_logits(shapes), overlap=framework.overlap_tensor_grads and not split),
+        *backward_ops(
+            _logits(shapes),
+            overlap=framework.overlap_tensor_grads and not split,
+            adds=adds_in_product(shapes, framework),
+        ),
         Elementwise("final_norm_grad", 4 * shapes.stream_tokens * shapes.model.hidden * e),
         accumulate(head, shapes, framework),
     ]
@@ -247,7 +258,8 @@ def ahead_backward(shapes: Shapes, framework: Framework) -> list[Op]:
     """Its backward."""
     hidden = shapes.model.hidden
     parameters = 2 * hidden * hidden // shapes.layout.tp + 3 * shapes.model.norm_parameters
-    return [*backward_ops(_ahead(shapes)), accumulate(parameters, shapes, framework)]
+    ops = backward_ops(_ahead(shapes), adds=adds_in_product(shapes, framework))
+    return [*ops, accumulate(parameters, shapes, framework)]
 
 
 def _ahead(shapes: Shapes) -> list[Op]:

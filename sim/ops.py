@@ -34,7 +34,7 @@ class Gemm:
 
     ``grouped`` is one kernel over matrices of several experts; ``precision`` is that of the
     operands where it differs from the training's; ``weights`` says that the second operand
-    is a weight, not an activation.
+    is a weight, not an activation; ``adds`` that the result is added to a sum in fp32.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Gemm:
     grouped: bool = False
     precision: Precision | None = None
     weights: bool = True
+    adds: bool = False
 
     @property
     def flop(self) -> float:
@@ -313,11 +314,12 @@ def backward_of(op: Op) -> list[Op]:
     return [replace(op, name=f"{op.name}_again", again=False), gradient] if op.again else executed([gradient])
 
 
-def backward_ops(forward: Sequence[Op], overlap: bool = False) -> list[Op]:
+def backward_ops(forward: Sequence[Op], overlap: bool = False, adds: bool = False) -> list[Op]:
     """The backward pass of a list of forward ops, last op first.
 
     Args:
         forward: The ops, copies among them.
+        adds: A product that makes a weight's gradient adds it to those of earlier micro-batches.
         overlap: Where tokens enter a cut block, they are gathered again beside the product that makes
             their gradient, and that gradient is reduced beside the one that makes the weight's.
             Source: Megatron-LM, megatron/core/tensor_parallel/layers.py,
@@ -329,16 +331,21 @@ def backward_ops(forward: Sequence[Op], overlap: bool = False) -> list[Op]:
         op = left.pop()
         way_in = left[-1] if left else None
         if not overlap or not isinstance(op, Gemm) or not _enters(way_in):
-            ops += backward_of(op)
+            ops += [_added(one) if adds else one for one in backward_of(op)]
             continue
         assert isinstance(way_in, Collective)
         left.pop()
         by_input, by_weight = backward_of(op)
+        by_weight = _added(by_weight) if adds else by_weight
         *gathered, reduced = backward_of(way_in)
         assert isinstance(by_input, Gemm) and isinstance(by_weight, Gemm) and isinstance(reduced, Collective)
         ops += [Beside((by_input,), one) for one in gathered if isinstance(one, Collective)] or [by_input]
         ops.append(Beside((by_weight,), reduced))
     return ops
+
+
+def _added(op: Op) -> Op:
+    return replace(op, adds=True) if isinstance(op, Gemm) and of_weights(op) else op
 
 
 def _enters(op: Op | None) -> bool:
