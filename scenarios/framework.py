@@ -101,6 +101,9 @@ class Pipeline(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     send_blocks: Flag = Field(description="the sender waits until its message is out")
+    chunks_overlap: Flag = Field(
+        default=False, description="with several chunks a rank, a message is out while the rank works on the next one"
+    )
     partition_over_tp: Flag = Field(description="each tensor-parallel rank sends its part, and the receivers gather")
 
 

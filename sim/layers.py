@@ -22,6 +22,7 @@ from .ops import (
     backward_ops,
     enter,
     executed,
+    in_pieces,
     leave,
     linear,
     of_weights,
@@ -31,7 +32,12 @@ from .ops import (
 
 def layer_forward(shapes: Shapes, moe: bool = False) -> list[Op]:
     """One transformer layer, forward, on one rank."""
-    return executed(_layer(shapes, moe))
+    return _pieced(executed(_layer(shapes, moe)), shapes)
+
+
+def _pieced(ops: list[Op], shapes: Shapes) -> list[Op]:
+    layout = shapes.layout
+    return in_pieces(ops, layout.tp) if layout.overlap_tensor and layout.sequence_parallel and layout.tp > 1 else ops
 
 
 def layer_backward(shapes: Shapes, framework: Framework, moe: bool = False, split: bool = False) -> list[Op]:
@@ -46,6 +52,7 @@ def layer_backward(shapes: Shapes, framework: Framework, moe: bool = False, spli
     ops = backward_ops(
         _layer(shapes, moe), overlap=framework.overlap_tensor_grads and not split, adds=adds_in_product(shapes, framework)
     )
+    ops = ops if split else _pieced(ops, shapes)
     return [*ops, accumulate(shapes.layer_parameters(moe).total, shapes, framework)]
 
 
@@ -188,7 +195,7 @@ def embedding_forward(shapes: Shapes) -> list[Op]:
     dropout = MASK_BYTES if shapes.training.hidden_dropout > 0 else 0
     ops: list[Op] = [
         Elementwise("embedding", 2 * whole * e),
-        leave(shapes, "embedding_reduce"),
+        leave(shapes, "embedding_reduce", product=False),
         Elementwise("embedding_add", hidden * (2 * e + dropout)),
     ]
     if shapes.model.embedding_norm:
@@ -201,7 +208,7 @@ def embedding_backward(shapes: Shapes, framework: Framework) -> list[Op]:
     whole = shapes.tokens * shapes.model.hidden
     parameters = shapes.model.rank_embedding_parameters(shapes.layout.tp, shapes.training.seq_len)
     return [
-        *backward_ops([leave(shapes, "embedding_reduce")]),
+        *backward_ops([leave(shapes, "embedding_reduce", product=False)]),
         Elementwise("embedding_grad", 2 * whole * shapes.element),
         accumulate(parameters, shapes, framework),
     ]
@@ -243,7 +250,7 @@ def head_backward(shapes: Shapes, framework: Framework, split: bool = False) -> 
 
 def _logits(shapes: Shapes) -> list[Op]:
     product = Gemm("logits", shapes.tokens, shapes.rank_vocab, shapes.model.hidden, precision=plain_precision(shapes))
-    return [enter(shapes, "logits_enter"), product]
+    return [enter(shapes, "logits_enter", product=False), product]
 
 
 def ahead_forward(shapes: Shapes) -> list[Op]:
