@@ -82,7 +82,7 @@ class Layout(BaseModel):
     )
     overlap_tensor: Flag = Field(
         default=False,
-        description="with sequence parallelism: tokens are gathered and sums scattered piece by piece beside their products",
+        description="with sequence parallelism: tokens are gathered and sums scattered beside their products",
     )
     offload_optimizer: Flag = Field(default=False, description="optimizer state and its work on the host")
     schedule: Text = Field(

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from .calibration import TileLaw
 from .ops import Gemm
 
-
 SUM_BYTES = 4 + 4  # an element of a sum in fp32: read, written
 
 

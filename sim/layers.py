@@ -50,7 +50,9 @@ def layer_backward(shapes: Shapes, framework: Framework, moe: bool = False, spli
         split: The schedule runs the gradients of weights apart, so that nothing runs beside them.
     """
     ops = backward_ops(
-        _layer(shapes, moe), overlap=framework.overlap_tensor_grads and not split, adds=adds_in_product(shapes, framework)
+        _layer(shapes, moe),
+        overlap=framework.overlap_tensor_grads and not split,
+        adds=adds_in_product(shapes, framework),
     )
     ops = ops if split else _pieced(ops, shapes)
     return [*ops, accumulate(shapes.layer_parameters(moe).total, shapes, framework)]

@@ -326,7 +326,11 @@ def backward_of(op: Op) -> list[Op]:
     assert isinstance(op, Collective)
     back = op.bytes if op.grad_bytes is None else op.grad_bytes
     gradient = replace(op, name=f"{op.name}_grad", op=_GRADIENT[op.op], bytes=back, again=False, grad_bytes=None)
-    return [replace(op, name=f"{op.name}_again", again=False, grad_bytes=None), gradient] if op.again else executed([gradient])
+    return (
+        [replace(op, name=f"{op.name}_again", again=False, grad_bytes=None), gradient]
+        if op.again
+        else executed([gradient])
+    )
 
 
 def backward_ops(forward: Sequence[Op], overlap: bool = False, adds: bool = False) -> list[Op]:
