@@ -22,8 +22,9 @@ from ..scenarios.schedules import BACKWARD, FORWARD, INPUT_GRAD, KINDS, WEIGHT_G
 from .activations import Sizes, Step, backward_bytes, deferred_bytes, kept_bytes, layer_steps, unit_elements
 from .calibration import Calibration
 from .costs import JobCost
-from .memory_states import StateSizes, gathers, state_sizes
+from .memory_states import StateSizes, state_sizes
 from .ops import MASK_BYTES
+from .shards import by_unit
 from .timeline import Floats, Program, Timeline
 
 LOSS_BYTES = 4  # the loss works in fp32
@@ -72,7 +73,7 @@ def chunk_bytes(scenario: Scenario, stage: int, layers: Sequence[int], mode: str
     """
     layout, training, model, habits = scenario.layout, scenario.training, scenario.model, scenario.framework.memory
     sizes = Sizes(model, training, layout)
-    fresh = float(sizes.element) if habits.fresh_gradients and not gathers(scenario) else 0.0
+    fresh = float(sizes.element) if habits.fresh_gradients and not by_unit(scenario) else 0.0
     given_up = frozenset(layout.recompute_ops) if mode == "selective" else frozenset[str]()
     again = min(layout.recompute_layers or len(layers), len(layers)) if mode != "none" else 0
     kept, works, splits, weights = [], [], [], []
@@ -93,7 +94,7 @@ def chunk_bytes(scenario: Scenario, stage: int, layers: Sequence[int], mode: str
     held = sum(kept) + start
     words = float(sizes.vocab * model.hidden)
     ends = float(sizes.element) * words if stage == 0 else 0.0
-    if gathers(scenario):  # the gradient of a unit as it is made, and as it is sent
+    if by_unit(scenario):  # the gradient of a unit as it is made, and as it is sent
         each = sizes.element + scenario.framework.reduce.bytes[training.precision]
         layer_work += each * max(unit_elements(steps) for steps in stage_steps(scenario, layers))
         ends = each * words * ((stage == 0) + (stage == layout.virtual_stages - 1))
