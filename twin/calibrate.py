@@ -83,7 +83,6 @@ RECIPES = (
     Recipe("h100-efa", (SUSTAINED, ELEMENTWISE, DISPATCH, FABRIC)),
     Recipe("gh200-slingshot", (SUSTAINED, ELEMENTWISE, DISPATCH)),
     Recipe("b200-simumax", (SUSTAINED,)),
-    Recipe("gb200-nccl", (SUSTAINED,)),
     Recipe("v100-opa", (SUSTAINED,)),
     Recipe("max1550-occl", (SUSTAINED, FABRIC)),
 )
