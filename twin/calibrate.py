@@ -80,7 +80,7 @@ RECIPES = (
     Recipe("a100-40-mosaic", (SUSTAINED, ELEMENTWISE)),
     Recipe("h100-mosaic", (SUSTAINED, ELEMENTWISE)),
     Recipe("h100-nccl", (SUSTAINED, ELEMENTWISE)),
-    Recipe("h100-efa", (SUSTAINED, ELEMENTWISE, DISPATCH, FABRIC)),
+    Recipe("h100-efa", (SUSTAINED, FABRIC)),
     Recipe("gh200-slingshot", (SUSTAINED, ELEMENTWISE, DISPATCH)),
     Recipe("b200-nccl", (SUSTAINED, ELEMENTWISE)),
     Recipe("gb200-nccl", (SUSTAINED, ELEMENTWISE)),
