@@ -226,12 +226,17 @@ def head_forward(shapes: Shapes) -> list[Op]:
     loss = Elementwise("loss", logits * (e + 4 + 4 + 8 + 8 + 4 + 8), kernels=6)
     if shapes.habits.fused_loss:
         loss = Elementwise("loss", logits * 3 * e, kernels=2)
+    # Once more to be logged: convert, then the logarithm of the softmax in one kernel (read, write), in fp32.
+    # Source: Composer, composer/trainer/trainer.py, ``_eval_train_metrics``, within autocast.
+    again = shapes.habits.metric_losses
+    logged = [Elementwise("loss_logged", float(again * logits * (e + 4 + 8)), kernels=2 * again)] if again else []
     return [
         Elementwise("final_norm", 2 * shapes.stream_tokens * shapes.model.hidden * e),
         *executed(_logits(shapes)),
         loss,
         # Maximum, target logit and sum, in fp32.
         Collective("loss_reduce", "all_reduce", float(3 * 4 * shapes.tokens)),
+        *logged,
     ]
 
 
