@@ -183,8 +183,24 @@ def peak_of(codes: Sequence[int], micro_batches: int, chunks: Sequence[ChunkByte
     return best
 
 
+Known = dict[tuple[object, ...], ChunkBytes]
+
+
+def _known_chunk(scenario: Scenario, stage: int, layers: range, mode: str, known: Known) -> ChunkBytes:
+    """`chunk_bytes`, worked out once for stages that are alike."""
+    kinds = tuple(map(scenario.model.has_experts, layers)) if scenario.model.is_moe else (len(layers),)
+    key = (stage == 0, stage == scenario.layout.virtual_stages - 1, mode, kinds)
+    if key not in known:
+        known[key] = chunk_bytes(scenario, stage, layers, mode)
+    return known[key]
+
+
 def rank_memory(
-    scenario: Scenario, rank: int, codes: Sequence[int], parameters: Sequence[RankParameters]
+    scenario: Scenario,
+    rank: int,
+    codes: Sequence[int],
+    parameters: Sequence[RankParameters],
+    known: Known | None = None,
 ) -> tuple[StateSizes, Peak]:
     """States and activations of one pipeline rank.
 
@@ -193,10 +209,14 @@ def rank_memory(
         rank: Pipeline rank.
         codes: Its actions in order.
         parameters: Of each virtual stage.
+        known: What was worked out for other ranks of the same scenario; filled further.
     """
+    known = {} if known is None else known
     plan = layers_of_rank(scenario, rank)
     modes = scenario.layout.recompute_by_stage()
-    chunks = [chunk_bytes(scenario, stage, layers, modes[_mode(stage, rank, modes)]) for stage, layers in plan]
+    chunks = [
+        _known_chunk(scenario, stage, layers, modes[_mode(stage, rank, modes)], known) for stage, layers in plan
+    ]
     total = sum((parameters[stage] for stage, _ in plan), RankParameters(0))
     last = scenario.layout.virtual_stages - 1
     stages = [stage for stage, _ in plan]
@@ -236,8 +256,9 @@ def memory_of(
     freed = scenario.framework.memory.gradients_freed
     stages = []
     needs = []
+    known: Known = {}
     for rank, codes in enumerate(program.table):
-        states, peak = rank_memory(scenario, rank, codes, parameters)
+        states, peak = rank_memory(scenario, rank, codes, parameters, known)
         starts = timeline.start[rank]
         during = _named(codes[peak.index], scenario.micro_batches)
         at = starts[peak.index] if starts else 0.0
