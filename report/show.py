@@ -319,13 +319,11 @@ def _calibrations(found: list[str], screen: Screen) -> Sequence[RenderableType]:
 
 
 def _calibration(name: str) -> Shown:
-    from ..sim.calibration import load_calibration
-    from ..sim.devices import with_device
+    from ..sim.calibration import calibration_document, load_calibration
     from ..topology.facts import facts_in
-    from ..topology.files import read_document
 
     calibration = load_calibration(name)
-    written = with_device(*read_document(name, "exatwin.sim", "calibrations", "calibration"))
+    written, _ = calibration_document(name)
 
     def view(screen: Screen) -> Sequence[RenderableType]:
         head = [

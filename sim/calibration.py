@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from importlib import resources
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -299,8 +299,18 @@ def load_calibration(name: str) -> Calibration:
     Raises:
         InputError: If there is none, or it breaks its schema.
     """
+    document, where = calibration_document(name)
+    return build(Calibration, document, where)
+
+
+def calibration_document(name: str) -> tuple[dict[str, Any], str]:
+    """A calibration as its file, its device's and its fit say it together, and where that stands.
+
+    Raises:
+        InputError: If there is none.
+    """
     document, where = read_document(name, "exatwin.sim", "calibrations", "calibration")
-    return build(Calibration, with_fit(with_device(document, where)), where)
+    return with_fit(with_device(document, where)), where
 
 
 def calibration_with(name: str, figures: Mapping[str, float | str]) -> Calibration:

@@ -28,6 +28,7 @@ from .passes import CommUse, PassCost, StageCost, added
 from .pricing import Pricer, collectives_of
 from .sharding import WeightStreams
 from .traffic import LaneTraffic, Traffic, placement_of
+from .virtual_stages import in_pieces
 
 __all__ = ["CommUse", "JobCost", "PassCost", "StageCost", "job_cost"]
 
@@ -117,18 +118,12 @@ class _Costs:
     def message_bytes(self) -> float:
         """One rank's part of a hidden state on its way to the next stage."""
         layout, shapes = self.scenario.layout, self.shapes
-        pieces = layout.tp if layout.sequence_parallel or self._gathers else 1
+        pieces = layout.tp if layout.sequence_parallel or in_pieces(self.scenario) else 1
         return shapes.tokens * self.scenario.model.hidden * shapes.element / pieces
-
-    @property
-    def _gathers(self) -> bool:
-        """Whether a message comes in pieces that have to be gathered; with sequence parallelism they are used so."""
-        layout = self.scenario.layout
-        return layout.tp > 1 and self.scenario.framework.pipeline.partition_over_tp and not layout.sequence_parallel
 
     @cached_property
     def _message_gather(self) -> PassCost:
-        if not self._gathers:
+        if not in_pieces(self.scenario):
             return PassCost()
         whole = float(self.shapes.tokens * self.scenario.model.hidden * self.shapes.element)
         seconds, sent = self.pricer.groups["tp"].seconds("all_gather", whole)

@@ -182,7 +182,8 @@ def _users(traffic: Traffic, by_use: Floats, passes: Sequence[PassUse], link: in
     total: dict[str, float] = {}
     mine = traffic.use.link == link
     for kind, moved in zip(traffic.use.class_of[mine].tolist(), by_use[mine].tolist(), strict=True):
-        total[traffic.names[kind]] = total.get(traffic.names[kind], 0.0) + moved
+        if moved > 0:  # a class may be of a rank that has nothing to send, and then it has no name
+            total[traffic.names[kind]] = total.get(traffic.names[kind], 0.0) + moved
     for one in passes:
         mine = one.link == link
         for stage, moved in zip(one.stage[mine].tolist(), one.bytes[mine].tolist(), strict=True):

@@ -26,6 +26,7 @@ from .memory_states import StateSizes, state_sizes
 from .ops import MASK_BYTES
 from .shards import by_unit
 from .timeline import Floats, Program, Timeline
+from .virtual_stages import in_pieces
 
 LOSS_BYTES = 4  # the loss works in fp32
 NAMES = {FORWARD: "forward", BACKWARD: "backward", INPUT_GRAD: "input gradient", WEIGHT_GRAD: "weight gradient"}
@@ -115,7 +116,7 @@ def _ends(scenario: Scenario, stage: int, sizes: Sizes) -> tuple[float, float, f
     """Beside the layers: what the start of a stage keeps, what the head keeps, and the head's working set."""
     layout, training, model, habits = scenario.layout, scenario.training, scenario.model, scenario.framework.memory
     start = 0.0
-    if stage > 0 and scenario.framework.pipeline.partition_over_tp:
+    if stage > 0 and in_pieces(scenario):
         start += sizes.gathered / layout.tp  # the message as it came, beside the gathered one
     if stage == 0:
         start += sizes.own_tokens * model.hidden * MASK_BYTES if training.hidden_dropout > 0 else 0.0

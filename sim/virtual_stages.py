@@ -16,6 +16,15 @@ def stage_table(scenario: Scenario) -> StageTable:
     return tuple(tuple(schedule.stage_of(rank, chunk, ranks) for chunk in range(chunks)) for rank in range(ranks))
 
 
+def in_pieces(scenario: Scenario) -> bool:
+    """Whether each tensor rank sends a piece of a message, and those who get it gather it.
+
+    With sequence parallelism a piece is all that a rank has and needs.
+    """
+    layout = scenario.layout
+    return layout.tp > 1 and scenario.framework.pipeline.partition_over_tp and not layout.sequence_parallel
+
+
 def rank_of(placed: StageTable) -> list[int]:
     """Pipeline rank of each virtual stage.
 

@@ -63,8 +63,3 @@ def test_every_row_is_shown_where_asked(rows, capsys):
     assert "a-row ring 1.0 GiB 1.00 s 1.04 s 1.04 unseen" in out
     assert run(["validate", "--network", "--rows", "--markdown"]) == 0
     assert "| a-row | ring | 1.0 GiB | 1.00 s | 1.04 s | 1.04 | unseen | `a-source` |" in capsys.readouterr().out
-
-
-def test_rows_without_the_network_are_refused(capsys):
-    assert run(["validate", "--rows"]) == 2
-    assert "--rows goes with --network" in capsys.readouterr().err

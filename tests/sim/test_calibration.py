@@ -166,7 +166,7 @@ def test_a_copy_of_a_bundled_file_is_read_alike(tmp_path):
         ({"compute.memory_fraction": figure("most")}, "compute.memory_fraction"),
         ({"compute.gemm_fraction": {"fp12": figure(0.5)}}, "fp12"),
         ({"compute.gemm_tile.rows": figure(12.5)}, "compute.gemm_tile.rows"),
-        ({"fit.residuals": [{"row": "x"}]}, "fit.residuals"),
+        ({"fit": {"parameters": [], "command": "", "residuals": [{"row": "x"}]}}, "fit.residuals"),
     ],
 )
 def test_a_wrong_file_is_refused_by_the_name_of_its_field(tmp_path, change, said):

@@ -230,7 +230,7 @@ def test_a_fold_that_hides_something_is_too_slow_by_the_residue_stated():
     scenario = job(tp=2, pp=3, dp=4, micro_batches=5, placement={"order": "tp-pp-dp"})
     assert not folds_evenly(scenario)
     folded, apart = play(scenario, "des-exact"), play(scenario, "des-per-rank")
-    assert folded.step_s / apart.step_s - 1 == pytest.approx(0.0298, abs=0.001)
+    assert folded.step_s / apart.step_s - 1 == pytest.approx(0.0138, abs=0.001)
 
 
 def test_a_fold_that_holds_some_back_leaves_links_to_others_by_the_residue_stated():
@@ -243,7 +243,7 @@ def test_a_fold_that_holds_some_back_leaves_links_to_others_by_the_residue_state
     scenario = job(tp=2, pp=4, dp=3, micro_batches=5, placement={"device_order": order}, perturb=slow)
     assert not folds_evenly(scenario)
     folded, apart = play(scenario, "des-exact"), play(scenario, "des-per-rank")
-    assert folded.step_s / apart.step_s - 1 == pytest.approx(-0.0155, abs=0.001)
+    assert folded.step_s / apart.step_s - 1 == pytest.approx(-0.0023, abs=0.001)
 
 
 # What a fold loses on the bundled runs that every rank can be played of; des-per-rank plays the others in minutes.
