@@ -81,7 +81,7 @@ RECIPES = (
     Recipe("h100-mosaic", (SUSTAINED, ELEMENTWISE, DISPATCH)),
     Recipe("h100-nccl", (SUSTAINED, ELEMENTWISE)),
     Recipe("h100-efa", (SUSTAINED, ELEMENTWISE, DISPATCH, FABRIC)),
-    Recipe("gh200-slingshot", (SUSTAINED, ELEMENTWISE, DISPATCH)),
+    Recipe("gh200-slingshot", (ELEMENTWISE,)),
     Recipe("b200-nccl", (SUSTAINED, ELEMENTWISE)),
     Recipe("gb200-nccl", (SUSTAINED, ELEMENTWISE)),
     Recipe("v100-opa", (SUSTAINED,)),
