@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -132,9 +133,7 @@ def time_solve(runs: int | None = None, seed: int = 1) -> dict[str, float]:
     seconds = {}
     for name, (flows, links, weight, limit) in cases.items():
         used, numbered = np.unique(links, return_inverse=True)
-        seconds[name], _ = best_of(
-            runs, lambda f=flows, n=numbered, w=weight, c=limit[used]: fair_rates(FLOWS, f, n, w, c)
-        )
+        seconds[name], _ = best_of(runs, partial(fair_rates, FLOWS, flows, numbered, weight, limit[used]))
     return seconds
 
 

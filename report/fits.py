@@ -28,11 +28,12 @@ def main(arguments: list[str] | None = None) -> None:
     recipes = [recipe for recipe in RECIPES if not names or recipe.calibration in names]
     console = open_console(sys.stdout)
     with ProcessPoolExecutor() as pool:
-        for recipe, result in zip(recipes, pool.map(fit, recipes), strict=True):
-            console.print(Text(recipe.calibration, style="bold"), *_tables(recipe, result), "", sep="\n")
-            if "--write" in given:
-                file = Path(__file__).parents[1] / "sim" / FOLDER / f"{recipe.calibration}.yaml"
-                file.write_text(HEAD + yaml.safe_dump(result.document(), sort_keys=False, width=120), encoding="utf-8")
+        results = list(pool.map(fit, recipes))
+    for recipe, result in zip(recipes, results, strict=True):
+        console.print(Text(recipe.calibration, style="bold"), *_tables(recipe, result), "", sep="\n")
+        if "--write" in given:  # once all are made: a fit reads the files of the others
+            file = Path(__file__).parents[1] / "sim" / FOLDER / f"{recipe.calibration}.yaml"
+            file.write_text(HEAD + yaml.safe_dump(result.document(), sort_keys=False, width=120), encoding="utf-8")
 
 
 def _tables(recipe: Recipe, result: FitResult) -> tuple[object, object]:

@@ -184,7 +184,7 @@ def _breakdown(parts: Breakdown, slowest_stage: int, screen: Screen) -> Renderab
         if seconds <= 0:
             continue
         share = seconds / total if total > 0 else 0.0
-        cells = [name, f"{seconds:,.3f}", percent(share)]
+        cells: list[RenderableType] = [name, f"{seconds:,.3f}", percent(share)]
         if screen.roomy:
             cells.append(Text(bar(share, screen.width - 56, screen.unicode), style="blue"))
         table.add_row(*cells)

@@ -31,7 +31,7 @@ MemoryKind = Literal["allocated", "reserved", "device"]
 Verdict = Literal["fits", "oom"]
 
 FEWEST_FIT, MOST_FIT = 3, 20
-FITTED_ELSEWHERE = frozenset({"frontier", "lumi-g", "fugaku"})  # their fits saw rows of `measured_runs` alone
+FITTED_ELSEWHERE = frozenset({"frontier", "lumi-g", "fugaku", "a100-nccl-deepspeed"})  # their fits saw rows of `measured_runs` alone
 _LEFT_OUT = "left_out.csv"
 _TEXT = frozenset({"machine", "framework", "calibration", "model", "model.name"})
 _PARTS = ("model", "training", "layout")
@@ -147,7 +147,7 @@ def fit_rows(runs: Iterable[PublishedRun]) -> frozenset[str]:
     """
     pools: dict[tuple[str, bool], list[str]] = {}
     for run in runs:
-        if run.use != "context" and run.fields["machine"] not in FITTED_ELSEWHERE:
+        if run.use != "context" and FITTED_ELSEWHERE.isdisjoint((run.fields["machine"], run.pool[0])):
             pools.setdefault(run.pool, []).append(run.id)
     chosen: set[str] = set()
     for ids in pools.values():

@@ -35,6 +35,20 @@ class Parts:
     devices: int | None
     nodes: int | None
 
+    @property
+    def replicas(self) -> int | None:
+        """dp x cp, where a layout is there and the devices or dp say it."""
+        layout, devices = self.layout, self.devices
+        if layout is None:
+            return None
+        if layout.dp is not None:
+            return layout.dp * layout.cp
+        if devices is None and self.nodes and self.machine:
+            devices = self.nodes * self.machine.devices_per_node
+        if devices is None or devices % layout.model_parallel:
+            return None
+        return devices // layout.model_parallel * layout.cp
+
 
 def model_rules(parts: Parts) -> list[Problem]:
     """Model against layout: what tensor and pipeline parallelism can cut."""
@@ -46,7 +60,7 @@ def model_rules(parts: Parts) -> list[Problem]:
         return problems
     problems += _tensor_rules(model, layout.tp, parts.framework)
     problems += _stage_rules(model.layers, model.name, layout)
-    problems += expert_rules(model, layout, _replicas(parts, layout))
+    problems += expert_rules(model, layout, parts.replicas)
     if isinstance(layout.recompute, tuple) and len(layout.recompute) != layout.pp:
         problems.append(
             Problem(
@@ -168,7 +182,7 @@ def batch_rules(parts: Parts) -> list[Problem]:
     training, layout = parts.training, parts.layout
     if training is None or layout is None:
         return []
-    replicas = _replicas(parts, layout)
+    replicas = parts.replicas
     if replicas is None:
         return []
     dp = replicas // layout.cp
@@ -185,16 +199,6 @@ def batch_rules(parts: Parts) -> list[Problem]:
             )
         ]
     return _step_rules(layout, batch // each)
-
-
-def _replicas(parts: Parts, layout: Layout) -> int | None:
-    """dp x cp, where the devices or dp say it."""
-    if layout.dp is not None:
-        return layout.dp * layout.cp
-    devices = parts.devices or (parts.nodes * parts.machine.devices_per_node if parts.nodes and parts.machine else None)
-    if devices is None or devices % layout.model_parallel:
-        return None
-    return devices // layout.model_parallel * layout.cp
 
 
 def precision_rules(parts: Parts) -> list[Problem]:

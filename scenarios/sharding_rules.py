@@ -16,9 +16,8 @@ def sharding_rules(parts: Parts) -> list[Problem]:
     if layout is None:
         return []
     problems = [] if parts.framework is None else _stage_rules(layout, parts.framework)
-    replicas = _replicas(parts, layout)
-    problems += _group_rules(layout, replicas)
-    problems += _secondary_rules(layout, replicas)
+    problems += _group_rules(layout, parts.replicas)
+    problems += _secondary_rules(layout, parts.replicas)
     if layout.overlap_param_gather and layout.zero == 0:
         problems.append(
             Problem(
@@ -39,18 +38,6 @@ def sharding_rules(parts: Parts) -> list[Problem]:
                 )
             )
     return problems
-
-
-def _replicas(parts: Parts, layout: Layout) -> int | None:
-    """Replicas dp x cp, where they are clear."""
-    if layout.dp is not None:
-        return layout.dp * layout.cp
-    devices = parts.devices
-    if devices is None and parts.nodes and parts.machine:
-        devices = parts.nodes * parts.machine.devices_per_node
-    if devices is None or devices % layout.model_parallel:
-        return None
-    return devices // layout.model_parallel * layout.cp
 
 
 def _stage_rules(layout: Layout, framework: Framework) -> list[Problem]:

@@ -88,7 +88,7 @@ class ComputeFigures(BaseModel):
     memory_fraction: Fact[Fraction] = Field(description="element-wise work, of the memory bandwidth")
     sustained: Fact[Fraction] | None = Field(
         default=None,
-        description="what products and attention keep of their rates alone in a whole run, where power and heat hold clocks",
+        description="what products and attention keep of their rates alone in a whole run, as power and heat allow",
     )
     launch: Fact[Seconds] = Field(description="gap in front of each kernel")
     overlap_slowdown: Fact[Slowdown] | None = Field(

@@ -15,14 +15,22 @@ from ..topology.files import read_document
 PACKAGE = "exatwin.sim"
 FOLDER = "fits"
 SOURCE = "exatwin-fit"
+SUSTAINED = "compute.sustained"
 
 
 def with_fit(document: dict[str, Any]) -> dict[str, Any]:
     """A calibration's document with the figures that a bundled fit gives it; as it is where there is none.
 
+    ``sustained_as`` names the fit whose `SUSTAINED` it takes: the same software on the same device elsewhere.
+
     Args:
         document: The fields of a calibration file, its device's figures among them.
     """
+    document = dict(document)
+    other = document.pop("sustained_as", None)
+    if other is not None:
+        found, _ = read_document(other, PACKAGE, FOLDER, "fit")
+        document = with_values(document, {SUSTAINED: found["figures"][SUSTAINED]}, f"rows of the fit of {other}")
     name = document.get("name")
     if not isinstance(name, str) or not (resources.files(PACKAGE) / FOLDER / f"{name}.yaml").is_file():
         return document
@@ -31,17 +39,23 @@ def with_fit(document: dict[str, Any]) -> dict[str, Any]:
     return {**with_values(document, found["figures"]), "fit": fit}
 
 
-def with_values(document: dict[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
-    """A calibration's document with fitted values in place of some figures, by dotted path."""
+def with_values(document: dict[str, Any], figures: Mapping[str, Any], at: str = "rows of fit") -> dict[str, Any]:
+    """A calibration's document with fitted values in place of some figures, by dotted path.
+
+    Args:
+        document: The fields of a calibration file.
+        figures: Values by path.
+        at: What they say of where they come from.
+    """
     for path, value in figures.items():
-        document = _replaced(document, path.split("."), value)
+        document = _replaced(document, path.split("."), value, at)
     return document
 
 
-def _replaced(place: Any, path: list[str], value: Any) -> dict[str, Any]:
+def _replaced(place: Any, path: list[str], value: Any, at: str) -> dict[str, Any]:
     """A mapping with one figure in it replaced, or added where it was left out."""
     head, *rest = path
     inside = dict(place) if isinstance(place, dict) else {}
     if rest:
-        return {**inside, head: _replaced(inside.get(head), rest, value)}
-    return {**inside, head: {"value": value, "source": SOURCE, "at": "rows of fit"}}
+        return {**inside, head: _replaced(inside.get(head), rest, value, at)}
+    return {**inside, head: {"value": value, "source": SOURCE, "at": at}}

@@ -79,7 +79,9 @@ def _layer(shapes: Shapes, moe: bool) -> list[Op]:
 
 
 def _norm(name: str, moved: int, kernels: int = 1) -> Elementwise:
-    """Norms that read and write so many bytes; backward they read input and gradient twice, for both gradients, write one.
+    """Norms that read and write so many bytes.
+
+    Backward they read input and gradient twice, once for either gradient that they make, and write one.
 
     Source: NVIDIA apex, csrc/layer_norm_cuda_kernel.cu (one kernel for the input's gradient, one for the weight's).
     """

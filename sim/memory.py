@@ -22,8 +22,9 @@ from ..scenarios.schedules import BACKWARD, FORWARD, INPUT_GRAD, KINDS, WEIGHT_G
 from .activations import Sizes, Step, backward_bytes, deferred_bytes, kept_bytes, layer_steps, unit_elements
 from .calibration import Calibration
 from .costs import JobCost
-from .memory_states import StateSizes, gathers, state_sizes
+from .memory_states import StateSizes, state_sizes
 from .ops import MASK_BYTES
+from .shards import by_unit
 from .timeline import Floats, Program, Timeline
 
 LOSS_BYTES = 4  # the loss works in fp32
@@ -72,7 +73,7 @@ def chunk_bytes(scenario: Scenario, stage: int, layers: Sequence[int], mode: str
     """
     layout, training, model, habits = scenario.layout, scenario.training, scenario.model, scenario.framework.memory
     sizes = Sizes(model, training, layout)
-    fresh = float(sizes.element) if habits.fresh_gradients and not gathers(scenario) else 0.0
+    fresh = float(sizes.element) if habits.fresh_gradients and not by_unit(scenario) else 0.0
     given_up = frozenset(layout.recompute_ops) if mode == "selective" else frozenset[str]()
     again = min(layout.recompute_layers or len(layers), len(layers)) if mode != "none" else 0
     kept, works, splits, weights = [], [], [], []
@@ -93,7 +94,7 @@ def chunk_bytes(scenario: Scenario, stage: int, layers: Sequence[int], mode: str
     held = sum(kept) + start
     words = float(sizes.vocab * model.hidden)
     ends = float(sizes.element) * words if stage == 0 else 0.0
-    if gathers(scenario):  # the gradient of a unit as it is made, and as it is sent
+    if by_unit(scenario):  # the gradient of a unit as it is made, and as it is sent
         each = sizes.element + scenario.framework.reduce.bytes[training.precision]
         layer_work += each * max(unit_elements(steps) for steps in stage_steps(scenario, layers))
         ends = each * words * ((stage == 0) + (stage == layout.virtual_stages - 1))
@@ -181,8 +182,24 @@ def peak_of(codes: Sequence[int], micro_batches: int, chunks: Sequence[ChunkByte
     return best
 
 
+Known = dict[tuple[object, ...], ChunkBytes]
+
+
+def _known_chunk(scenario: Scenario, stage: int, layers: range, mode: str, known: Known) -> ChunkBytes:
+    """`chunk_bytes`, worked out once for stages that are alike."""
+    kinds = tuple(map(scenario.model.has_experts, layers)) if scenario.model.is_moe else (len(layers),)
+    key = (stage == 0, stage == scenario.layout.virtual_stages - 1, mode, kinds)
+    if key not in known:
+        known[key] = chunk_bytes(scenario, stage, layers, mode)
+    return known[key]
+
+
 def rank_memory(
-    scenario: Scenario, rank: int, codes: Sequence[int], parameters: Sequence[RankParameters]
+    scenario: Scenario,
+    rank: int,
+    codes: Sequence[int],
+    parameters: Sequence[RankParameters],
+    known: Known | None = None,
 ) -> tuple[StateSizes, Peak]:
     """States and activations of one pipeline rank.
 
@@ -191,10 +208,14 @@ def rank_memory(
         rank: Pipeline rank.
         codes: Its actions in order.
         parameters: Of each virtual stage.
+        known: What was worked out for other ranks of the same scenario; filled further.
     """
+    known = {} if known is None else known
     plan = layers_of_rank(scenario, rank)
     modes = scenario.layout.recompute_by_stage()
-    chunks = [chunk_bytes(scenario, stage, layers, modes[_mode(stage, rank, modes)]) for stage, layers in plan]
+    chunks = [
+        _known_chunk(scenario, stage, layers, modes[_mode(stage, rank, modes)], known) for stage, layers in plan
+    ]
     total = sum((parameters[stage] for stage, _ in plan), RankParameters(0))
     last = scenario.layout.virtual_stages - 1
     stages = [stage for stage, _ in plan]
@@ -234,8 +255,9 @@ def memory_of(
     freed = scenario.framework.memory.gradients_freed
     stages = []
     needs = []
+    known: Known = {}
     for rank, codes in enumerate(program.table):
-        states, peak = rank_memory(scenario, rank, codes, parameters)
+        states, peak = rank_memory(scenario, rank, codes, parameters, known)
         starts = timeline.start[rank]
         during = _named(codes[peak.index], scenario.micro_batches)
         at = starts[peak.index] if starts else 0.0

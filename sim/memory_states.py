@@ -10,15 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..scenarios.framework import StateBytes
 from ..scenarios.model import RankParameters
 from ..scenarios.scenario import Scenario
-from ..scenarios.training import Training
 from .activations import Sizes, Step, dummy_bytes, unit_elements
 from .ops import ELEMENT_BYTES
-from .shards import expert_replicas, shard_copies, shard_members
-
-FP32_BYTES = 4.0
+from .shards import by_unit, expert_replicas, shard_copies, shard_members, state_bytes
 
 
 @dataclass(frozen=True)
@@ -47,21 +43,6 @@ class StateSizes:
         return self.parameters + self.gradients + self.optimizer + self.buffers
 
 
-def gathers(scenario: Scenario) -> bool:
-    """Whether the passes gather the weights unit by unit, and reduce their gradients so."""
-    return scenario.layout.zero == 3 or scenario.layout.zero in scenario.framework.sharding.gather_in_pass
-
-
-def gradient_bytes(states: StateBytes, training: Training) -> float:
-    """Bytes of a parameter's gradients: as the framework does, or as the training says it adds them up."""
-    element = ELEMENT_BYTES[training.precision]
-    if training.accumulate_fp32 is None:
-        return states.gradient + states.accumulation
-    if not training.accumulate_fp32:
-        return float(element)
-    return max(states.gradient + states.accumulation, FP32_BYTES)
-
-
 def state_sizes(
     scenario: Scenario, parameters: RankParameters, layers: Sequence[Sequence[Step]], head: bool, first: bool
 ) -> StateSizes:
@@ -75,7 +56,7 @@ def state_sizes(
         first: Whether it has the embedding.
     """
     layout, training, framework = scenario.layout, scenario.training, scenario.framework
-    states, habits = framework.states[training.precision], framework.memory
+    states, habits = state_bytes(scenario), framework.memory
     sizes = Sizes(scenario.model, training, layout)
     dense = shard_members(scenario)
     expert = max(expert_replicas(scenario) // shard_copies(scenario), 1)
@@ -93,7 +74,7 @@ def state_sizes(
     shard = held(1.0, 1)
     return StateSizes(
         parameters=held(states.weight, 3),
-        gradients=held(gradient_bytes(states, training), 2),
+        gradients=held(states.gradient + states.accumulation, 2),
         optimizer=0.0 if layout.offload_optimizer else held(states.optimizer, 1),
         buffers=buffers,
         units=_units(scenario, parameters, layers, head + first),
@@ -110,7 +91,7 @@ def _units(scenario: Scenario, parameters: RankParameters, layers: Sequence[Sequ
     layout, training, reduce = scenario.layout, scenario.training, scenario.framework.reduce
     element = float(ELEMENT_BYTES[training.precision])
     everything = element * parameters.total
-    if not gathers(scenario):  # weights made from the fp32 ones for the passes, where no others stay
+    if not by_unit(scenario):  # weights made from the fp32 ones for the passes, where no others stay
         return everything if scenario.framework.states[training.precision].weight == 0 else 0.0
     sizes = Sizes(scenario.model, training, layout)
     units = sorted([unit_elements(steps) for steps in layers] + [sizes.vocab * scenario.model.hidden] * ends)[::-1]

@@ -12,7 +12,7 @@ arXiv 2205.05198, sections 2 and 4 (the ops, and sequence parallelism).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..scenarios.fields import Precision
@@ -144,7 +144,7 @@ class Shapes:
     model: Model
     training: Training
     layout: Layout
-    habits: MemoryHabits = MemoryHabits()
+    habits: MemoryHabits = field(default_factory=MemoryHabits)
 
     @property
     def element(self) -> int:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from ..scenarios.flop import Asked, count_flop
 from ..scenarios.result import (
     Breakdown,
     Campaign,
@@ -30,8 +31,6 @@ from .costs import JobCost, PassCost, StageCost, job_cost
 from .link_loads import busiest_links, pass_uses
 from .memory import memory_of
 from .network import TrafficClasses
-from .ops import Shapes
-from .step_flop import step_flop
 from .tail import Collective
 from .timeline import Lane, Played, Step
 from .traffic import Traffic, build_traffic
@@ -132,10 +131,8 @@ class _Answer:
 
     def prediction(self, fidelity: str, network: str, began: float) -> Prediction:
         scenario, step_s = self.scenario, self.step_s
-        layout = scenario.layout
-        shapes = Shapes(scenario.model, scenario.training, layout)
-        flop = step_flop(shapes, layout.recompute_by_stage(), layout.layers_by_stage(scenario.model.layers))
-        rates = FlopRates(flop.model / step_s / scenario.devices, flop.hardware / step_s / scenario.devices)
+        asked = Asked.of(scenario.model, scenario.training, scenario.layout)
+        rates = FlopRates(*(count_flop(way, asked) / step_s / scenario.devices for way in ("model", "hardware")))
         peak = scenario.machine.device.peak_flop_per_s(scenario.training.precision)
         stages = self._stage_times()
         slowest = max(stages, key=lambda stage: (stage.busy_s, stage.stage)).stage

@@ -81,7 +81,6 @@ def rank_parameters(scenario: Scenario, virtual_stage: int) -> RankParameters:
         dense += model.rank_final_norm_parameters()
         if not model.tied or embedding_copied(scenario):
             dense += head_parameters(scenario)
-        count += model.mtp_share(layout.tp, layout.ep, layout.etp)
     return count + RankParameters(dense)
 
 
@@ -163,8 +162,8 @@ def replica_groups_of(placement: Placement, scenario: Scenario, group: ReplicaGr
 def state_bytes(scenario: Scenario) -> StateBytes:
     """Bytes a parameter before sharding, with gradients added up as the training asks.
 
-    In fp32 the sum is a buffer of 4 bytes, unless the gradient itself is fp32; else the gradient that the
-    backward writes is the sum.
+    In fp32 the sum is a buffer of 4 bytes, and what a backward writes in fewer bytes goes once it is added;
+    else the gradient that the backward writes is the sum.
     """
     training = scenario.training
     states = scenario.framework.states[training.precision]
@@ -174,7 +173,7 @@ def state_bytes(scenario: Scenario) -> StateBytes:
     if training.accumulate_fp32:
         if max(states.gradient, states.accumulation) >= 4:
             return states
-        return states.model_copy(update={"accumulation": 4.0})
+        return states.model_copy(update={"gradient": 0.0, "accumulation": 4.0})
     return states.model_copy(update={"gradient": float(element), "accumulation": 0.0})
 
 
@@ -205,14 +204,18 @@ def reshards(scenario: Scenario) -> bool:
     return scenario.layout.zero == 3 and scenario.layout.reshard_after_forward
 
 
+def by_unit(scenario: Scenario) -> bool:
+    """Whether weights are made whole, and gradients reduced, one unit of the model at a time."""
+    zero = scenario.layout.zero
+    return zero == 3 or zero in scenario.framework.sharding.gather_in_pass
+
+
 def gathers_in_pass(scenario: Scenario) -> bool:
     """Whether each forward gathers its weights; else they are gathered once a step, after the optimizer.
 
     Between pipeline stages weights that are not resharded stay for all micro-batches.
     """
-    layout = scenario.layout
-    in_pass = layout.zero == 3 or layout.zero in scenario.framework.sharding.gather_in_pass
-    return in_pass and layout.zero > 0 and (layout.pp == 1 or reshards(scenario))
+    return by_unit(scenario) and (scenario.layout.pp == 1 or reshards(scenario))
 
 
 def reduces_in_pass(scenario: Scenario) -> bool:

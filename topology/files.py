@@ -7,9 +7,11 @@ ending is a path. Every failure is an `InputError` that names the file.
 from __future__ import annotations
 
 import json
+import pickle
 import reprlib
 import tomllib
 from collections.abc import Hashable, Iterator, Sequence
+from functools import lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -118,6 +120,12 @@ def parse_document(text: str, suffix: str, where: str) -> dict[str, Any]:
     return {str(key): value for key, value in document.items()}
 
 
+@lru_cache(maxsize=128)
+def _parsed(text: str, where: str) -> bytes:
+    """A bundled document, kept by its text as one call after another asks for the same; each call unpacks its own."""
+    return pickle.dumps(parse_document(text, ".yaml", where))
+
+
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
     if len(document) < len(pairs):
@@ -146,7 +154,8 @@ def read_document(name: str, package: str, folder: str, kind: str) -> tuple[dict
     where = name if len(name) <= 200 else f"{name[:197]}..."
     names = bundled_names(package, folder)
     if name in names:
-        return parse_document(read_text(resources.files(package) / folder / f"{name}.yaml", name), ".yaml", name), name
+        text = read_text(resources.files(package) / folder / f"{name}.yaml", name)
+        return pickle.loads(_parsed(text, name)), name
     try:
         path = Path(name).expanduser()
         if name and (looks_like_path(name) or path.exists()):

@@ -89,14 +89,17 @@ def node_routes(machine: Machine, failed: Failed = NOTHING) -> NodeRoutes:
     exits: list[tuple[int, ...]] = []
     entries: list[tuple[int, ...]] = []
     for a in range(count):
-        # A device uses the NIC with the shortest way to it; the lower number where two are as near.
+        # A device uses the NIC with the shortest way to it; the lower number where two are as near. On a switched
+        # node all are as near by that measure: devices in a row share the port of the first, as those below one
+        # PCIe switch do.
         near = [k for k in alive if node.nics[k].device == a or node.kind != "point_to_point" or path[a][_at(node, k)]]
         if not near:
             exit_nic.append(-1)
             exits.append(())
             entries.append(())
             continue
-        best = min(near, key=lambda k: (len(path[a][_at(node, k)]), k))
+        apart = {k: (a - _at(node, k)) % count if node.kind == "switched" else len(path[a][_at(node, k)]) for k in near}
+        best = min(near, key=lambda k: (apart[k], k))
         beside = _at(node, best)
         # On a switched node a port hangs on the host's side: its messages take no link between devices.
         exit_nic.append(best)

@@ -73,8 +73,8 @@ RECIPES = (
             Figure("step.hop_overhead", 0.0, 10.0, 1.0, "s"),
         ),
     ),
-    Recipe("a100-vtrain", (SUSTAINED, ELEMENTWISE, DISPATCH)),
-    Recipe("a100-nccl", (SUSTAINED, ELEMENTWISE)),
+    Recipe("a100-vtrain", (ELEMENTWISE, DISPATCH)),
+    Recipe("a100-nccl", (ELEMENTWISE,)),
     Recipe("a100-opa", (SUSTAINED, FABRIC)),
     Recipe("a100-mosaic", (SUSTAINED, ELEMENTWISE, DISPATCH)),
     Recipe("a100-40-mosaic", (SUSTAINED, ELEMENTWISE, DISPATCH)),
@@ -151,7 +151,7 @@ def fit(recipe: Recipe) -> FitResult:
         raise input_error("no published row is marked for a fit of it", where=recipe.calibration)
     values = _solve(recipe, rows)
     errors = dict(zip((row.id for row in rows), _errors(with_figures(recipe, values), rows), strict=True))
-    left_out = None
+    left_out: dict[str, float] | None = None
     folds = len(rows) if len(rows) <= 2 * FOLDS else FOLDS
     if len(rows) - -(-len(rows) // folds) >= len(recipe.figures):
         left_out = {}

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exatwin.scenarios.flop import step_flop
 from exatwin.scenarios.framework import load_framework
 from exatwin.scenarios.layout import Layout
 from exatwin.scenarios.model import Model
@@ -25,7 +26,6 @@ from exatwin.sim.layers import (
     weight_part,
 )
 from exatwin.sim.ops import Beside, Collective, Elementwise, FusedAttention, Gemm, RingAttention, Shapes, of_weights
-from exatwin.sim.step_flop import step_flop
 from exatwin.topology.files import build
 
 from .asked import DEEPSEEK, GPT, LLAMA, MIXTRAL
@@ -217,8 +217,8 @@ def test_the_flop_of_a_step_are_those_of_its_products(name):
     forward = sum(flop(layer_forward(some, moe)) for moe in kinds) + flop(head_forward(some))
     # Fused attention executes half of what is counted, and the gradients are twice the forward by convention.
     fused = sum(op.flop for moe in kinds for op in layer_forward(some, moe) if isinstance(op, FusedAttention))
-    count = step_flop(some, ("none",), (model.layers,))
-    assert count.model == pytest.approx(8 * 3 * (forward + fused), rel=1e-3)
+    counted = step_flop("model", model, some.training)
+    assert counted == pytest.approx(8 * 3 * (forward + fused), rel=1e-3)
 
 
 @models

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exatwin.scenarios.flop import step_flop
 from exatwin.scenarios.framework import load_framework
 from exatwin.scenarios.layout import Layout
 from exatwin.scenarios.model import Model
@@ -13,7 +14,6 @@ from exatwin.scenarios.training import Training
 from exatwin.sim.attention import attention_core
 from exatwin.sim.layers import head_backward, head_forward, layer_backward, layer_forward, recomputed
 from exatwin.sim.ops import Collective, Gemm, Shapes, backward_of
-from exatwin.sim.step_flop import step_flop
 
 GPT = Model(layers=24, hidden=2048, heads=16, vocab=50257)
 LLAMA = Model(
@@ -110,36 +110,10 @@ def test_the_flop_of_a_step_are_those_of_its_products(some, mode):
     again = gemm_flop(recomputed(some, mode))
     head = gemm_flop(head_forward(some)) + gemm_flop(head_backward(some, FRAMEWORK))
     ranks = layout.tp * micro_batches
-    count = step_flop(some, (mode,), (model.layers,))
-    assert ranks * (model.layers * layer + head) == pytest.approx(count.model, rel=1e-12)
-    assert ranks * (model.layers * (layer + again) + head) == pytest.approx(count.hardware, rel=1e-12)
-
-
-@pytest.mark.parametrize("tp", [1, 8])
-def test_a_step_with_full_recomputation_is_narayanans_count(tp):
-    """96 B s l h^2 (1 + s/6h + V/16lh); without recomputation it is 72 and 12 in place of 96 and 16."""
-    some = shapes(tp=tp, seq_len=2048, global_batch=512)
-    batch, s, layers, h, vocab = 512, 2048, GPT.layers, GPT.hidden, GPT.padded_vocab(tp)
-    count = step_flop(some, ("full",), (layers,))
-    closed = 96 * batch * s * layers * h**2 * (1 + s / (6 * h) + vocab / (16 * layers * h))
-    assert count.hardware == pytest.approx(closed, rel=1e-12)
-    closed = 72 * batch * s * layers * h**2 * (1 + s / (6 * h) + vocab / (12 * layers * h))
-    assert count.model == pytest.approx(closed, rel=1e-12)
-
-
-@given(any_shapes(), st.sampled_from(RECOMPUTE))
-def test_recomputation_adds_to_the_hardware_count_alone(some, mode):
-    layers = (some.model.layers,)
-    count, plain = step_flop(some, (mode,), layers), step_flop(some, ("none",), layers)
-    assert plain.hardware == plain.model == count.model
-    assert count.hardware > count.model or mode == "none"
-
-
-def test_stages_that_recompute_count_by_themselves():
-    some = shapes()
-    count = step_flop(some, ("full", "none", "none"), (8, 8, 8))
-    all_of_them = step_flop(some, ("full",), (24,))
-    assert count.hardware - count.model == pytest.approx((all_of_them.hardware - all_of_them.model) / 3)
+    counted = step_flop("model", model, some.training, mode, layout.tp)
+    assert ranks * (model.layers * layer + head) == pytest.approx(counted, rel=1e-12)
+    counted = step_flop("hardware", model, some.training, mode, layout.tp)
+    assert ranks * (model.layers * (layer + again) + head) == pytest.approx(counted, rel=1e-12)
 
 
 def test_fused_attention_skips_the_masked_half_forward_and_recomputes_it_backward():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from exatwin.scenarios.collectives import Algorithms
 from exatwin.scenarios.framework import framework_names, load_framework
 from exatwin.scenarios.scenario import load_scenario, scenario_from_document
-from exatwin.scenarios.schedules import SCHEDULES
+from exatwin.scenarios.schedules import SCHEDULES, misfits
 from exatwin.sim.calibration import default_calibration
 from exatwin.sim.ops import Shapes
 from exatwin.sim.predict import FOLDED, predict
@@ -50,7 +50,10 @@ def scenarios(draw):
         known = set(framework(kind).precisions) & set(calibration(name).compute.gemm_fraction)
     groups = draw(st.integers(1, 2))
     heads, head_dim = tp * groups * draw(st.integers(1, 3)), draw(st.sampled_from([16, 64, 128]))
-    stage_layers = draw(st.lists(st.integers(1, 5), min_size=pp, max_size=pp))
+    micro_batches = draw(st.integers(1, 12))
+    vpp = draw(st.sampled_from([1, 1, 2]))
+    fitting = [name for name in sorted(SCHEDULES) if not misfits(SCHEDULES[name], pp, vpp, micro_batches)]
+    stage_layers = draw(st.lists(st.integers(1, 5), min_size=pp * vpp, max_size=pp * vpp))
     even = draw(st.booleans())
     mode = st.sampled_from(["none", "selective", "full"])
     micro_batch = draw(st.integers(1, 4))
@@ -61,7 +64,7 @@ def scenarios(draw):
             "machine": name,
             "devices": tp * pp * dp,
             "model": {
-                "layers": pp * stage_layers[0] if even else sum(stage_layers),
+                "layers": pp * vpp * stage_layers[0] if even else sum(stage_layers),
                 "hidden": heads * head_dim,
                 "heads": heads,
                 "kv_heads": tp * groups,
@@ -76,7 +79,7 @@ def scenarios(draw):
             },
             "training": {
                 "seq_len": draw(st.integers(1, 8192)),
-                "global_batch": micro_batch * dp * draw(st.integers(1, 12)),
+                "global_batch": micro_batch * dp * micro_batches,
                 "precision": draw(st.sampled_from(sorted(known))),
                 "tokens": draw(st.sampled_from([1, 1e9, 20e12])),
                 "attention_dropout": draw(dropout),
@@ -88,7 +91,10 @@ def scenarios(draw):
                 "pp": pp,
                 "micro_batch": micro_batch,
                 "zero": draw(st.integers(0, 1)),
-                "schedule": draw(st.sampled_from(sorted(SCHEDULES))),
+                "vpp": vpp,
+                "schedule": draw(st.sampled_from(fitting)),
+                "overlap_grad_reduce": draw(st.booleans()),
+                "overlap_param_gather": draw(st.booleans()),
                 "recompute": draw(st.one_of(mode, st.lists(mode, min_size=pp, max_size=pp))),
                 "flash_attention": draw(st.booleans()),
                 "stage_layers": None if even else stage_layers,

@@ -129,7 +129,7 @@ def test_every_replica_is_once_in_a_shard_group_and_once_in_a_group_of_copies(si
         ("megatron-core", False, (2, 0), 2),
         ("megatron-core", True, (0, 4), 4),
         ("deepspeed", None, (2, 0), 2),
-        ("deepspeed", True, (2, 4), 2),
+        ("deepspeed", True, (0, 4), 2),
         ("fsdp2", True, (0, 4), 4),
     ],
 )
