@@ -81,7 +81,7 @@ RECIPES = (
     Recipe("h100-mosaic", (SUSTAINED, ELEMENTWISE)),
     Recipe("h100-nccl", (SUSTAINED,)),
     Recipe("h100-efa", (SUSTAINED, FABRIC)),
-    Recipe("gh200-slingshot", (SUSTAINED, ELEMENTWISE, DISPATCH)),
+    Recipe("gh200-slingshot", (ELEMENTWISE,)),
     Recipe("b200-simumax", (SUSTAINED,)),
     Recipe("v100-opa", (SUSTAINED,)),
     Recipe("max1550-occl", (SUSTAINED, FABRIC)),
