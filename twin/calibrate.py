@@ -85,7 +85,7 @@ RECIPES = (
     Recipe("b200-nccl", (SUSTAINED, ELEMENTWISE)),
     Recipe("gb200-nccl", (SUSTAINED, ELEMENTWISE)),
     Recipe("v100-opa", (SUSTAINED,)),
-    Recipe("max1550-occl", (SUSTAINED, FABRIC)),
+    Recipe("max1550-occl", (SUSTAINED,)),
 )
 
 
