@@ -84,7 +84,7 @@ RECIPES = (
     Recipe("gh200-slingshot", (ELEMENTWISE,)),
     Recipe("b200-simumax", (SUSTAINED,)),
     Recipe("v100-opa", (SUSTAINED,)),
-    Recipe("max1550-occl", (SUSTAINED, FABRIC)),
+    Recipe("max1550-occl", (SUSTAINED,)),
 )
 
 

@@ -4,6 +4,7 @@ Source: NCCL, src/graph/tuning.cc, and RCCL's copy of it: every pair of algorith
 gets a time, latency plus bytes over bandwidth, and the least wins. Here the figures are those
 that the calibration has, not the library's own. Fujitsu MPI: its decision file for Fugaku as
 HLC-Lab/bine_trees_fugaku publishes it (fjmpi-dectree.conf), and MPI user's guide, 6.12 and 8.3.
+oneCCL: developer guide 2021.13, environment variables: on device buffers the default is topo, in the node, then across.
 MPICH: Thakur, Rabenseifner and Gropp 2005, doi 10.1177/1094342005051521, section 5.
 """
 
@@ -123,6 +124,9 @@ def choose(
         if figures.switch is None:
             names = [name for name in names if not COLLECTIVES[op, name].in_network]
         return _least(op, size_bytes, group, figures, names, named, f"least of {figures.library}'s model")
+    if figures.library == "oneCCL" and (op, "hierarchical") in COLLECTIVES:
+        names = ["hierarchical"] if not COLLECTIVES[op, "hierarchical"].refuses(group) else ["ring"]
+        return _least(op, size_bytes, group, figures, names, named, "oneCCL's topo: inside the node, then across")
     name, rule = (_fujitsu if figures.library == "Fujitsu MPI" else _mpich)(op, size_bytes, group, figures)
     return Choice(COLLECTIVES[op, name], None, rule)
 
