@@ -214,9 +214,7 @@ def rank_memory(
     known = {} if known is None else known
     plan = layers_of_rank(scenario, rank)
     modes = scenario.layout.recompute_by_stage()
-    chunks = [
-        _known_chunk(scenario, stage, layers, modes[_mode(stage, rank, modes)], known) for stage, layers in plan
-    ]
+    chunks = [_known_chunk(scenario, stage, layers, modes[_mode(stage, rank, modes)], known) for stage, layers in plan]
     total = sum((parameters[stage] for stage, _ in plan), RankParameters(0))
     last = scenario.layout.virtual_stages - 1
     stages = [stage for stage, _ in plan]
