@@ -106,4 +106,5 @@ Factor = Annotated[
     WithJsonSchema({"type": "number", "minimum": 1, "maximum": 1000}),
 ]
 Natural = Annotated[int, Field(strict=True, ge=0, le=MOST_DEGREE)]
+BytesMoved = Annotated[float, Field(ge=0.0, le=1024.0, allow_inf_nan=False, strict=True)]
 BytesEach = Annotated[float, Field(ge=0.0, le=64.0, allow_inf_nan=False, strict=True)]

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ..topology.errors import input_error
 from ..topology.files import build
-from .fields import BytesEach, Flag, Precision, Text
+from .fields import BytesEach, BytesMoved, Flag, Precision, Text
 from .memory_habits import MemoryHabits
 from .reading import bundled, read
 
@@ -90,6 +90,11 @@ class Sharding(BaseModel):
     copies_out: Flag = Field(
         default=False, description="gathered weights are copied once more before layers use them, as FSDP2 does"
     )
+    flat: Flag = Field(
+        default=False,
+        description="the weights of a unit are views of one tensor, as in FSDP1: its gradient is put together from "
+        "theirs, cast and divided before it is reduced",
+    )
     keeps_last: Flag = Field(
         default=True, description="the last unit of a forward stays gathered for the backward that follows at once"
     )
@@ -101,6 +106,9 @@ class Pipeline(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     send_blocks: Flag = Field(description="the sender waits until its message is out")
+    chunks_overlap: Flag = Field(
+        default=False, description="with several chunks a rank, a message is out while the rank works on the next one"
+    )
     partition_over_tp: Flag = Field(description="each tensor-parallel rank sends its part, and the receivers gather")
 
 
@@ -124,6 +132,11 @@ class Framework(BaseModel):
         description="what the last stage copies where the head is tied: the words, or the whole embedding",
     )
     pipeline: Pipeline
+    update_bytes: BytesMoved | None = Field(
+        default=None,
+        description="bytes a parameter that the optimizer moves; left out: one kernel, which reads gradient, master "
+        "weight and two moments and writes the last three and the weight",
+    )
     memory: MemoryHabits = Field(default_factory=MemoryHabits, description="what its kernels keep")
     kv_heads: KvHeadsRule = Field(description="tp must divide the kv heads, or may also be a multiple of them")
     overlap_tensor_grads: Flag = Field(

@@ -80,6 +80,10 @@ class Layout(BaseModel):
     overlap_param_gather: Flag = Field(
         default=False, description="ZeRO-1 and 2 gather the new weights while the next forward runs"
     )
+    overlap_tensor: Flag = Field(
+        default=False,
+        description="with sequence parallelism: tokens are gathered and sums scattered beside their products",
+    )
     offload_optimizer: Flag = Field(default=False, description="optimizer state and its work on the host")
     schedule: Text = Field(
         default="1f1b",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from .fields import BytesEach, Flag
@@ -19,6 +21,9 @@ class MemoryHabits(BaseModel):
     fused_loss: Flag = Field(
         default=False,
         description="the loss writes the gradient of the logits over them; false: it keeps them in fp32",
+    )
+    metric_losses: Annotated[int, Field(strict=True, ge=0)] = Field(
+        default=0, description="times that each micro-batch's loss is worked out once more, in fp32, to be logged"
     )
     fused_softmax: Flag = Field(
         default=True,

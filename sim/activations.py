@@ -212,9 +212,11 @@ def _attention(sizes: Sizes, habits: MemoryHabits) -> Iterator[Step]:
         kept, work = float(statistic), 2.0 * sizes.query * (2 / sizes.element)  # the queries' gradient adds up in fp32
     else:
         kept, work = float(sizes.scores * sizes.element), 2.0 * sizes.scores * sizes.element
+        dropped = sizes.training.attention_dropout > 0
         if not habits.fused_softmax:  # the softmax's output in fp32, and the scores in fp32 while it is made
-            kept, work = kept + 4.0 * sizes.scores, work + 4.0 * sizes.scores
-        if sizes.training.attention_dropout > 0:
+            # What is converted back is kept for the product with the values; a dropout between them keeps its own.
+            kept, work = (0.0 if dropped else kept) + 4.0 * sizes.scores, work + 4.0 * sizes.scores
+        if dropped:
             kept += sizes.scores * (sizes.element + MASK_BYTES)
     if layout.cp > 1:
         pair = sizes.key + sizes.value

@@ -71,6 +71,7 @@ def _lane(
     hops = boundaries(placed)
     forward, backward = ([one.total_s for one in passes] for passes in zip(*map(_passes, stages), strict=True))
     weight = [stage.weight.total_s for stage in stages]
+    pipeline = scenario.framework.pipeline
     program = Program(
         table=table,
         forward_s=each(forward),
@@ -78,7 +79,7 @@ def _lane(
         up_s=tuple(message_s(source, target) for source, target in hops),
         down_s=tuple(message_s(target, source) for source, target in hops),
         latency_s=tuple(traffic.latency_s(source, target) for source, target in hops),
-        send_blocks=scenario.framework.pipeline.send_blocks,
+        send_blocks=pipeline.send_blocks and not (pipeline.chunks_overlap and layout.vpp > 1),
         micro_batches=scenario.micro_batches,
         schedule=layout.schedule,
         jitter=jitter_of(scenario.perturb, lane.replicas[0], layout.pp, layout.vpp * scenario.micro_batches),

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from .ops import MASK_BYTES, Collective, Elementwise, FusedAttention, Gemm, Op, RingAttention, Shapes, plain_precision
 
+FP32 = 4
+
 
 def attention_core(shapes: Shapes) -> list[Op]:
     """What a rank does between the projections, forward."""
@@ -51,19 +53,19 @@ def _softmax(shapes: Shapes, scores: int) -> Elementwise:
     """Scale, mask and softmax of so many scores.
 
     In one kernel the masked half is not read: 1/2 in and 1 out forward; weights and their gradient, 1/2 each,
-    and 1/2 out backward. In kernels of their own: scale and mask (read, write), to fp32, softmax in fp32, back;
-    backward the same from the end, the softmax reading both its output and the gradient.
+    and 1/2 out backward. In kernels of their own, in fp32: conversion, scale, mask, softmax (each reads and
+    writes), conversion back. Backward the same from the end, the softmax reading both its output and the
+    gradient, the mask copying the gradient before it fills it.
 
     Source: Megatron-LM, megatron/fused_kernels/scaled_upper_triang_masked_softmax.h, and the way taken without it,
-    megatron/model/fused_softmax.py, ``forward_torch_softmax``.
+    megatron/model/fused_softmax.py, ``forward_torch_softmax``; PyTorch, tools/autograd/derivatives.yaml, masked_fill.
     """
     e = shapes.element
     if shapes.habits.fused_softmax:
         return Elementwise("softmax", 1.5 * scores * e, grad_bytes=1.5 * scores * e)
-    there, cast = 2 * e + 2 * e, e + 4
-    return Elementwise(
-        "softmax", scores * (there + 2 * cast + 8), kernels=5, grad_bytes=float(scores * (there + 2 * cast + 12))
-    )
+    casts, pair = 2 * (e + FP32), 2 * FP32
+    there, back = casts + 3 * pair, casts + 3 * FP32 + 2 * pair + pair
+    return Elementwise("softmax", float(scores * there), kernels=5, grad_bytes=float(scores * back))
 
 
 def _fused(shapes: Shapes, heads: int, queries: int, keys: int) -> FusedAttention:

@@ -229,9 +229,9 @@ class _Costs:
 def _optimizer_s(scenario: Scenario, parameters: RankParameters, rates: DeviceRates) -> float:
     """Norm, clipping and Adam of one rank, all of them bound by memory.
 
-    Adam reads gradient, master weight and two moments in fp32, writes the last three and
-    the weight; the norm reads every gradient once, clipping reads and writes the rank's own.
-    With the optimizer on the host all of it is done there.
+    Where the framework does not say what its optimizer moves, Adam reads gradient, master weight and
+    two moments in fp32, and writes the last three and the weight; the norm reads every gradient once,
+    clipping reads and writes the rank's own. With the optimizer on the host all of it is done there.
     """
     training = scenario.training
     owned = shards.owned(scenario, parameters)
@@ -239,7 +239,8 @@ def _optimizer_s(scenario: Scenario, parameters: RankParameters, rates: DeviceRa
         return host.host_optimizer_s(scenario, owned)
     weight = 2 if training.precision != "fp32" else 0  # with fp32 the master weight is the weight
     states = shards.state_bytes(scenario)
-    moved = owned * (16 + 12 + weight)
+    update = scenario.framework.update_bytes
+    moved = owned * (16 + 12 + weight if update is None else update)
     if training.gradient_clipping:
         moved += shards.summed(scenario, parameters) * (states.accumulation or states.gradient) + owned * 8
     return moved / rates.memory_bytes_per_s

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from .calibration import TileLaw
 from .ops import Gemm
 
+SUM_BYTES = 4 + 4  # an element of a sum in fp32: read, written
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -92,6 +94,7 @@ def shape_efficiency(gemm: Gemm, rates: GemmRates) -> float:
 
 
 def gemm_bytes(gemm: Gemm, rates: GemmRates) -> float:
-    """Bytes that the products move: operands read and the result written once each."""
+    """Bytes that the products move: operands read and the result written once each; a sum in fp32 read and written."""
     read, written = gemm.m * gemm.k + gemm.k * gemm.n, gemm.m * gemm.n
-    return float(gemm.count * (rates.operand_bytes * read + rates.result_bytes * written))
+    result = SUM_BYTES if gemm.adds else rates.result_bytes
+    return float(gemm.count * (rates.operand_bytes * read + result * written))

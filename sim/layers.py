@@ -22,6 +22,7 @@ from .ops import (
     backward_ops,
     enter,
     executed,
+    in_pieces,
     leave,
     linear,
     of_weights,
@@ -31,7 +32,12 @@ from .ops import (
 
 def layer_forward(shapes: Shapes, moe: bool = False) -> list[Op]:
     """One transformer layer, forward, on one rank."""
-    return executed(_layer(shapes, moe))
+    return _pieced(executed(_layer(shapes, moe)), shapes)
+
+
+def _pieced(ops: list[Op], shapes: Shapes) -> list[Op]:
+    layout = shapes.layout
+    return in_pieces(ops, layout.tp) if layout.overlap_tensor and layout.sequence_parallel and layout.tp > 1 else ops
 
 
 def layer_backward(shapes: Shapes, framework: Framework, moe: bool = False, split: bool = False) -> list[Op]:
@@ -43,7 +49,12 @@ def layer_backward(shapes: Shapes, framework: Framework, moe: bool = False, spli
         moe: A layer with experts.
         split: The schedule runs the gradients of weights apart, so that nothing runs beside them.
     """
-    ops = backward_ops(_layer(shapes, moe), overlap=framework.overlap_tensor_grads and not split)
+    ops = backward_ops(
+        _layer(shapes, moe),
+        overlap=framework.overlap_tensor_grads and not split,
+        adds=adds_in_product(shapes, framework),
+    )
+    ops = ops if split else _pieced(ops, shapes)
     return [*ops, accumulate(shapes.layer_parameters(moe).total, shapes, framework)]
 
 
@@ -146,6 +157,11 @@ def _latent_projections(shapes: Shapes) -> list[Op]:
     return [*ops, Elementwise("key_concat", 2 * tokens * shapes.rank_heads * shapes.query_dim * e)]
 
 
+def adds_in_product(shapes: Shapes, framework: Framework) -> bool:
+    """Whether the product that makes a weight's gradient adds it to a sum in fp32 itself."""
+    return not framework.memory.fresh_gradients and framework.states[shapes.training.precision].accumulation == 4
+
+
 def accumulate(parameters: int, shapes: Shapes, framework: Framework) -> Elementwise:
     """Adding a micro-batch's weight gradients to what earlier ones left.
 
@@ -183,7 +199,7 @@ def embedding_forward(shapes: Shapes) -> list[Op]:
     dropout = MASK_BYTES if shapes.training.hidden_dropout > 0 else 0
     ops: list[Op] = [
         Elementwise("embedding", 2 * whole * e),
-        leave(shapes, "embedding_reduce"),
+        leave(shapes, "embedding_reduce", product=False),
         Elementwise("embedding_add", hidden * (2 * e + dropout)),
     ]
     if shapes.model.embedding_norm:
@@ -196,7 +212,7 @@ def embedding_backward(shapes: Shapes, framework: Framework) -> list[Op]:
     whole = shapes.tokens * shapes.model.hidden
     parameters = shapes.model.rank_embedding_parameters(shapes.layout.tp, shapes.training.seq_len)
     return [
-        *backward_ops([leave(shapes, "embedding_reduce")]),
+        *backward_ops([leave(shapes, "embedding_reduce", product=False)]),
         Elementwise("embedding_grad", 2 * whole * shapes.element),
         accumulate(parameters, shapes, framework),
     ]
@@ -210,12 +226,17 @@ def head_forward(shapes: Shapes) -> list[Op]:
     loss = Elementwise("loss", logits * (e + 4 + 4 + 8 + 8 + 4 + 8), kernels=6)
     if shapes.habits.fused_loss:
         loss = Elementwise("loss", logits * 3 * e, kernels=2)
+    # Once more to be logged: convert, then the logarithm of the softmax in one kernel (read, write), in fp32.
+    # Source: Composer, composer/trainer/trainer.py, ``_eval_train_metrics``, within autocast.
+    again = shapes.habits.metric_losses
+    logged = [Elementwise("loss_logged", float(again * logits * (e + 4 + 8)), kernels=2 * again)] if again else []
     return [
         Elementwise("final_norm", 2 * shapes.stream_tokens * shapes.model.hidden * e),
         *executed(_logits(shapes)),
         loss,
         # Maximum, target logit and sum, in fp32.
         Collective("loss_reduce", "all_reduce", float(3 * 4 * shapes.tokens)),
+        *logged,
     ]
 
 
@@ -226,7 +247,11 @@ def head_backward(shapes: Shapes, framework: Framework, split: bool = False) -> 
     back = 2 * e if shapes.habits.fused_loss else 8 + 4 + e  # scaled where it lies; else scaled in fp32 and converted
     return [
         Elementwise("loss_grad", logits * back, kernels=2),
-        *backward_ops(_logits(shapes), overlap=framework.overlap_tensor_grads and not split),
+        *backward_ops(
+            _logits(shapes),
+            overlap=framework.overlap_tensor_grads and not split,
+            adds=adds_in_product(shapes, framework),
+        ),
         Elementwise("final_norm_grad", 4 * shapes.stream_tokens * shapes.model.hidden * e),
         accumulate(head, shapes, framework),
     ]
@@ -234,7 +259,7 @@ def head_backward(shapes: Shapes, framework: Framework, split: bool = False) -> 
 
 def _logits(shapes: Shapes) -> list[Op]:
     product = Gemm("logits", shapes.tokens, shapes.rank_vocab, shapes.model.hidden, precision=plain_precision(shapes))
-    return [enter(shapes, "logits_enter"), product]
+    return [enter(shapes, "logits_enter", product=False), product]
 
 
 def ahead_forward(shapes: Shapes) -> list[Op]:
@@ -249,7 +274,8 @@ def ahead_backward(shapes: Shapes, framework: Framework) -> list[Op]:
     """Its backward."""
     hidden = shapes.model.hidden
     parameters = 2 * hidden * hidden // shapes.layout.tp + 3 * shapes.model.norm_parameters
-    return [*backward_ops(_ahead(shapes)), accumulate(parameters, shapes, framework)]
+    ops = backward_ops(_ahead(shapes), adds=adds_in_product(shapes, framework))
+    return [*ops, accumulate(parameters, shapes, framework)]
 
 
 def _ahead(shapes: Shapes) -> list[Op]:

@@ -34,7 +34,7 @@ class Gemm:
 
     ``grouped`` is one kernel over matrices of several experts; ``precision`` is that of the
     operands where it differs from the training's; ``weights`` says that the second operand
-    is a weight, not an activation.
+    is a weight, not an activation; ``adds`` that the result is added to a sum in fp32.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Gemm:
     grouped: bool = False
     precision: Precision | None = None
     weights: bool = True
+    adds: bool = False
 
     @property
     def flop(self) -> float:
@@ -89,7 +90,7 @@ class Collective:
     ``bytes`` is the whole buffer: what a rank holds before an all-reduce or a reduce-scatter and after
     an all-gather, what it has for all members in an all-to-all. A ``copy`` costs nothing, but its
     gradient is an all-reduce. ``again``: the backward pass does it a second time, as what it brought
-    was not kept.
+    was not kept. ``grad_bytes``: the buffer of its gradient, where that differs.
     """
 
     name: str
@@ -97,14 +98,20 @@ class Collective:
     bytes: float
     group: Group = "tp"
     again: bool = False
+    grad_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Work of the device that runs while a collective does; both have ended before the next op."""
+    """Work of the device that runs while a collective does; both have ended before the next op.
+
+    ``pieces``: the work needs what the collective brings, or the other way round, so that both go in so
+    many pieces, one behind the other; 1 where neither needs the other.
+    """
 
     work: tuple[DeviceOp, ...]
     collective: Collective
+    pieces: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,22 +264,30 @@ def plain_precision(shapes: Shapes) -> Precision | None:
     return "bf16" if shapes.training.precision == "fp8" else None
 
 
-def enter(shapes: Shapes, name: str, width: int | None = None) -> Collective:
+def enter(shapes: Shapes, name: str, width: int | None = None, product: bool = True) -> Collective:
     """The way into a block that is cut over the tensor group: the tokens are gathered, or there already.
 
     With sequence parallelism the gathered tokens are not kept, but gathered again for the gradient of the
-    weights. Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2.
+    weights; what an fp8 ``product`` reads is gathered in fp8. Source: Korthikanti et al. 2022, arXiv 2205.05198,
+    section 4.2.2; Transformer Engine, transformer_engine/pytorch/module/layernorm_linear.py (the cast comes first).
     """
-    size = float(shapes.tokens * (width or shapes.model.hidden) * shapes.element)
+    elements, e = float(shapes.tokens * (width or shapes.model.hidden)), shapes.element
     if shapes.layout.sequence_parallel:
-        return Collective(name, "all_gather", size, again=True)
-    return Collective(name, "copy", size)
+        wire = 1 if product and shapes.training.precision == "fp8" else e
+        return Collective(name, "all_gather", wire * elements, again=True, grad_bytes=e * elements)
+    return Collective(name, "copy", e * elements)
 
 
-def leave(shapes: Shapes, name: str) -> Collective:
-    """The way out of it: partial sums are added up, each rank keeping all tokens, or its own."""
-    size = float(shapes.tokens * shapes.model.hidden * shapes.element)
-    return Collective(name, "reduce_scatter" if shapes.layout.sequence_parallel else "all_reduce", size)
+def leave(shapes: Shapes, name: str, product: bool = True) -> Collective:
+    """The way out of it: partial sums are added up, each rank keeping all tokens, or its own.
+
+    The gradients that an fp8 ``product`` reads are gathered in fp8.
+    """
+    elements, e = float(shapes.tokens * shapes.model.hidden), shapes.element
+    if shapes.layout.sequence_parallel:
+        wire = 1 if product and shapes.training.precision == "fp8" else e
+        return Collective(name, "reduce_scatter", e * elements, grad_bytes=wire * elements)
+    return Collective(name, "all_reduce", e * elements)
 
 
 def executed(ops: Sequence[Op]) -> list[Op]:
@@ -304,15 +319,21 @@ def backward_of(op: Op) -> list[Op]:
         assert isinstance(block, FusedAttention)
         return [replace(op, name=f"{op.name}_grad", block=block, backward=True)]
     assert isinstance(op, Collective)
-    gradient = replace(op, name=f"{op.name}_grad", op=_GRADIENT[op.op], again=False)
-    return [replace(op, name=f"{op.name}_again", again=False), gradient] if op.again else executed([gradient])
+    back = op.bytes if op.grad_bytes is None else op.grad_bytes
+    gradient = replace(op, name=f"{op.name}_grad", op=_GRADIENT[op.op], bytes=back, again=False, grad_bytes=None)
+    return (
+        [replace(op, name=f"{op.name}_again", again=False, grad_bytes=None), gradient]
+        if op.again
+        else executed([gradient])
+    )
 
 
-def backward_ops(forward: Sequence[Op], overlap: bool = False) -> list[Op]:
+def backward_ops(forward: Sequence[Op], overlap: bool = False, adds: bool = False) -> list[Op]:
     """The backward pass of a list of forward ops, last op first.
 
     Args:
         forward: The ops, copies among them.
+        adds: A product that makes a weight's gradient adds it to those of earlier micro-batches.
         overlap: Where tokens enter a cut block, they are gathered again beside the product that makes
             their gradient, and that gradient is reduced beside the one that makes the weight's.
             Source: Megatron-LM, megatron/core/tensor_parallel/layers.py,
@@ -324,16 +345,43 @@ def backward_ops(forward: Sequence[Op], overlap: bool = False) -> list[Op]:
         op = left.pop()
         way_in = left[-1] if left else None
         if not overlap or not isinstance(op, Gemm) or not _enters(way_in):
-            ops += backward_of(op)
+            ops += [_added(one) if adds else one for one in backward_of(op)]
             continue
         assert isinstance(way_in, Collective)
         left.pop()
         by_input, by_weight = backward_of(op)
+        by_weight = _added(by_weight) if adds else by_weight
         *gathered, reduced = backward_of(way_in)
         assert isinstance(by_input, Gemm) and isinstance(by_weight, Gemm) and isinstance(reduced, Collective)
         ops += [Beside((by_input,), one) for one in gathered if isinstance(one, Collective)] or [by_input]
         ops.append(Beside((by_weight,), reduced))
     return ops
+
+
+def in_pieces(ops: Sequence[Op], pieces: int) -> list[Op]:
+    """The ops with each gather beside the product that it feeds, and each product beside the scatter of its sums.
+
+    Source: Transformer Engine, transformer_engine/common/comm_gemm_overlap (user buffers), as the recipes of
+    NeMo and Megatron-Bridge switch it on with ``tp_comm_overlap``.
+    """
+    found: list[Op] = []
+    for op in ops:
+        last = found[-1] if found else None
+        if isinstance(op, Gemm) and isinstance(last, Collective) and _piecewise(last, "all_gather"):
+            found[-1] = Beside((op,), last, pieces)
+        elif isinstance(op, Collective) and isinstance(last, Gemm) and _piecewise(op, "reduce_scatter"):
+            found[-1] = Beside((last,), op, pieces)
+        else:
+            found.append(op)
+    return found
+
+
+def _piecewise(op: Collective, name: CollectiveOp) -> bool:
+    return op.group == "tp" and op.op == name and not op.name.startswith(("embedding", "logits", "expert"))
+
+
+def _added(op: Op) -> Op:
+    return replace(op, adds=True) if isinstance(op, Gemm) and of_weights(op) else op
 
 
 def _enters(op: Op | None) -> bool:

@@ -26,16 +26,23 @@ class Both:
         return Both(self.work_s + other.work_s, self.exposed_s + other.exposed_s)
 
 
-def beside(work_s: float, comm_s: float, slowdown: float = 1.0) -> Both:
+def beside(work_s: float, comm_s: float, slowdown: float = 1.0, pieces: int = 1) -> Both:
     """Work that starts together with a communication.
 
-    While both run the work takes ``slowdown`` times as long; the communication keeps its pace.
+    While both run the work takes ``slowdown`` times as long; the communication keeps its pace. Where one
+    feeds the other in ``pieces``, the first piece of one runs before, or the last one after, the other.
 
     >>> beside(4.0, 1.0), beside(1.0, 4.0)
     (Both(work_s=4.0, exposed_s=0.0), Both(work_s=1.0, exposed_s=3.0))
     >>> beside(4.0, 1.0, slowdown=1.25).total_s
     4.2
+    >>> beside(4.0, 4.0, pieces=4)
+    Both(work_s=4.0, exposed_s=1.0)
     """
+    if pieces > 1:
+        alone_s = work_s / pieces
+        rest = beside(work_s - alone_s, comm_s, slowdown)
+        return Both(alone_s + rest.work_s, rest.exposed_s)
     if work_s * slowdown <= comm_s:
         return Both(work_s * slowdown, comm_s - work_s * slowdown)
     return Both(work_s + comm_s * (1 - 1 / slowdown), 0.0)

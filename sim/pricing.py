@@ -71,7 +71,7 @@ class Pricer:
             elif isinstance(op, Beside):
                 alone_s = sum(op_s(part, self.rates) for part in op.work)
                 for use in (found := self._use(op.collective.group, op.collective.op, op.collective.bytes)):
-                    both = beside(alone_s, use.busy_s, self.slowdown)
+                    both = beside(alone_s, use.busy_s, self.slowdown, op.pieces)
                     work_s += both.work_s
                     uses.append(_shown(use, both.exposed_s))
                 work_s += 0.0 if found else alone_s

@@ -115,11 +115,24 @@ class WeightStreams:
             if gather and scenario.framework.sharding.copies_out:
                 moved += 2 * shards.weight_bytes(scenario) * held.total  # read and written
             if back and self._sums:
-                moved += (element + shards.wire_bytes(scenario)) * held.total
+                moved += self._way_out(element, shards.wire_bytes(scenario)) * held.total
                 moved += 3 * (states.accumulation or states.gradient) * shards.owned(scenario, held)
             copies_s = op_s(Elementwise("shard_copies", moved), self._rates) if moved else 0.0
             found.append(replace(unit, compute_s=unit.compute_s + copies_s) if moved else unit)
         return found
+
+    def _way_out(self, element: float, wire: float) -> float:
+        """Bytes a parameter that a gradient moves on its way into the buffer that travels.
+
+        A copy in what travels; or with one flat tensor a unit its gradient put together (read, write), cast where
+        that differs, and divided before the sum (read, write).
+
+        Source: pytorch, torch/distributed/fsdp/_runtime_utils.py, ``_post_backward_hook``, ``_reduce_grad``, and
+        _flat_param.py, ``_get_unflat_views_unaligned``: views by ``torch.split``, whose backward concatenates.
+        """
+        if not self._scenario.framework.sharding.flat:
+            return element + wire
+        return 2 * element + (element + wire if element != wire else 0.0) + 2 * wire
 
     def _played(
         self,
