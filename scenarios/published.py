@@ -31,9 +31,8 @@ MemoryKind = Literal["allocated", "reserved", "device"]
 Verdict = Literal["fits", "oom"]
 
 FEWEST_FIT, MOST_FIT = 3, 20
-FITTED_ELSEWHERE = frozenset(
-    {"frontier", "lumi-g", "fugaku", "a100-nccl-deepspeed"}
-)  # their fits saw rows of `measured_runs` alone
+# Their fits see rows of `measured_runs` alone.
+FITTED_ELSEWHERE = frozenset({"frontier", "lumi-g", "fugaku", "a100-nccl-deepspeed"})
 _LEFT_OUT = "left_out.csv"
 _TEXT = frozenset({"machine", "framework", "calibration", "model", "model.name"})
 _PARTS = ("model", "training", "layout")

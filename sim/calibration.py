@@ -310,7 +310,7 @@ def calibration_document(name: str) -> tuple[dict[str, Any], str]:
         InputError: If there is none.
     """
     document, where = read_document(name, "exatwin.sim", "calibrations", "calibration")
-    return with_fit(with_device(document, where)), where
+    return with_fit(with_device(document, where), name), where
 
 
 def calibration_with(name: str, figures: Mapping[str, float | str]) -> Calibration:

@@ -229,9 +229,9 @@ class _Costs:
 def _optimizer_s(scenario: Scenario, parameters: RankParameters, rates: DeviceRates) -> float:
     """Norm, clipping and Adam of one rank, all of them bound by memory.
 
-    Adam reads gradient, master weight and two moments in fp32, writes the last three and
-    the weight, where the framework does not say what its optimizer moves; the norm reads every gradient once, clipping reads and writes the rank's own.
-    With the optimizer on the host all of it is done there.
+    Where the framework does not say what its optimizer moves, Adam reads gradient, master weight and
+    two moments in fp32, and writes the last three and the weight; the norm reads every gradient once,
+    clipping reads and writes the rank's own. With the optimizer on the host all of it is done there.
     """
     training = scenario.training
     owned = shards.owned(scenario, parameters)

@@ -7,10 +7,9 @@ people wrote and read. The file's figures take the place of the calibration's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import resources
 from typing import Any
 
-from ..topology.files import read_document
+from ..topology.files import bundled_names, read_document
 
 PACKAGE = "exatwin.sim"
 FOLDER = "fits"
@@ -18,21 +17,21 @@ SOURCE = "exatwin-fit"
 SUSTAINED = "compute.sustained"
 
 
-def with_fit(document: dict[str, Any]) -> dict[str, Any]:
+def with_fit(document: dict[str, Any], name: str) -> dict[str, Any]:
     """A calibration's document with the figures that a bundled fit gives it; as it is where there is none.
 
     ``sustained_as`` names the fit whose `SUSTAINED` it takes: the same software on the same device elsewhere.
 
     Args:
         document: The fields of a calibration file, its device's figures among them.
+        name: What it was asked for by; a file of one's own has no bundled fit, whatever it calls itself.
     """
     document = dict(document)
     other = document.pop("sustained_as", None)
     if other is not None:
         found, _ = read_document(other, PACKAGE, FOLDER, "fit")
         document = with_values(document, {SUSTAINED: found["figures"][SUSTAINED]}, f"rows of the fit of {other}")
-    name = document.get("name")
-    if not isinstance(name, str) or not (resources.files(PACKAGE) / FOLDER / f"{name}.yaml").is_file():
+    if name not in bundled_names(PACKAGE, FOLDER):
         return document
     found, _ = read_document(name, PACKAGE, FOLDER, "fit")
     fit = {"parameters": list(found["figures"]), "command": found["command"], "residuals": found["residuals"]}

@@ -219,11 +219,6 @@ class Shapes:
         return self.rank_heads * self.value_dim
 
     @property
-    def rank_ffn(self) -> int:
-        """Feed-forward width of a rank, f/t."""
-        return self.model.ffn // self.layout.tp
-
-    @property
     def rank_vocab(self) -> int:
         """Padded vocabulary of a rank, V/t."""
         return self.model.padded_vocab(self.layout.tp) // self.layout.tp

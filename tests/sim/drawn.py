@@ -24,7 +24,7 @@ framework = cache(load_framework)
 
 
 @cache
-def degrees(per_node):
+def degrees(per_node, most):
     """(tp, pp, cp, dp) on a part of a node or on whole nodes."""
     return [
         (tp, pp, cp, dp)
@@ -32,7 +32,7 @@ def degrees(per_node):
         for pp in (1, 2, 3, 4, 6, 8)
         for cp in (1, 2, 4)
         for dp in (1, 2, 3, 4, 6, 8)
-        if (devices := tp * pp * cp * dp) <= per_node or (devices % per_node == 0 and devices <= MOST_DEVICES)
+        if (devices := tp * pp * cp * dp) <= per_node or (devices % per_node == 0 and devices <= most)
     ]
 
 
@@ -45,7 +45,7 @@ def mostly(value, strategy):
 def scenarios(draw):
     """A valid scenario."""
     machine = load_machine(draw(st.sampled_from(machine_names())))
-    tp, pp, cp, dp = draw(st.sampled_from(degrees(machine.devices_per_node)))
+    tp, pp, cp, dp = draw(st.sampled_from(degrees(machine.devices_per_node, min(machine.device_count, MOST_DEVICES))))
     rates = set(calibration(machine.name).compute.gemm_fraction)
     kind = framework(draw(st.sampled_from([n for n in framework_names() if rates & set(framework(n).precisions)])))
     schedule = SCHEDULES[draw(st.sampled_from(sorted(SCHEDULES)))]

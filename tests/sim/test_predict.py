@@ -53,7 +53,7 @@ def with_algorithms_held(scenario):
     return dataclasses.replace(scenario, collectives=Algorithms.model_validate(chosen))
 
 
-any_scenario = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+any_scenario = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
 
 @any_scenario
