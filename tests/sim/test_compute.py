@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from exatwin.scenarios.fields import Precision
 from exatwin.sim.attention_law import AttentionPass, AttentionRates
-from exatwin.sim.calibration import calibration_names, default_calibration, load_calibration
+from exatwin.sim.calibration import calibration_names, calibration_with, default_calibration, load_calibration
 from exatwin.sim.compute import DeviceRates, device_rates, gemm_s, op_s
 from exatwin.sim.gemm_law import GemmRates, Tile
 from exatwin.sim.ops import Elementwise, FusedAttention, Gemm
@@ -80,7 +80,8 @@ def test_a_precision_that_was_never_measured_is_refused():
 
 def rates_of(machine_name, precision):
     machine = load_machine(machine_name)
-    return device_rates(machine, default_calibration(machine), precision)
+    alone = calibration_with(default_calibration(machine).name, {"compute.sustained": 1.0})
+    return device_rates(machine, alone, precision)
 
 
 @pytest.mark.parametrize("machine", ["selene", "frontier", "jean-zay-v100"])
