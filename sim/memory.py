@@ -83,7 +83,8 @@ def chunk_bytes(scenario: Scenario, stage: int, layers: Sequence[int], mode: str
         whole = kept_bytes(steps)
         most = backward_bytes(steps, sizes.hidden, fresh, parts)
         if mode == "full" and number < again:
-            kept.append(float(sizes.hidden))
+            cut = habits.partition_checkpoints and not layout.sequence_parallel
+            kept.append(sizes.hidden / (layout.tp if cut else 1))
             works.append(whole - sizes.hidden + most)
         else:
             kept.append(kept_bytes(steps, parts))
