@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .fields import BytesEach, Flag
+from .fields import BytesEach, Flag, Precision
 
 
 class MemoryHabits(BaseModel):
@@ -28,6 +28,13 @@ class MemoryHabits(BaseModel):
     fused_softmax: Flag = Field(
         default=True,
         description="scale, mask and softmax of the scores in one kernel; false: in kernels of their own, in fp32",
+    )
+    eager_rotary: tuple[Precision, ...] = Field(
+        default=(), description="precisions in which rotary positions are turned by one kernel for each step of theirs"
+    )
+    partition_checkpoints: Flag = Field(
+        default=False,
+        description="with tp, each rank keeps its part of what a recomputed layer starts from, and gathers it again",
     )
     fresh_gradients: Flag = Field(
         default=True, description="a matrix's gradient is made anew, then added up; false where the product adds it up"

@@ -182,6 +182,11 @@ class MemoryFigures(BaseModel):
     model_config = _STRICT
     context: Fact[Bytes] = Field(description="driver and communicators, outside the framework's allocator")
     reserve: Fact[Bytes] = Field(description="what the allocator reserves above the peak of its tensors")
+    reserve_parameter: Fact[Bytes] | None = Field(
+        default=None,
+        description="what it reserves on top of that for each parameter of a rank: the large buffers of an optimizer's "
+        "step, whose segments serve nothing else",
+    )
     reserve_share: Fact[Fraction] | None = Field(
         default=None, description="what it reserves on top of that, of the activations and working sets at the peak"
     )

@@ -121,8 +121,22 @@ def _attention(shapes: Shapes) -> list[Op]:
         ops.append(Elementwise("query_key_norm", 2 * heads * e, kernels=2))
     if model.positions == "rotary":
         turned = heads if not shapes.latent else tokens * (shapes.rank_heads + 1) * (model.rope_dim or 0)
-        ops.append(Elementwise("rotary", 2 * turned * e))
+        ops.append(_rotary(turned, shapes))
     return [*ops, *attention_core(shapes), *linear(shapes, "projection", tokens, model.hidden, shapes.rank_attended)]
+
+
+def _rotary(elements: int, shapes: Shapes) -> Elementwise:
+    """Turning so many elements: read and written once, or in PyTorch's own kernels.
+
+    Those negate a half (1), join the halves (2), multiply by sine and by cosine (2 + 2) and add (3). Backward they
+    multiply twice (2 + 2), negate a half (1), widen both halves with zeros (4) and add up three gradients (6).
+    Source: GitHub EleutherAI/gpt-neox, megatron/model/positional_embeddings.py, ``apply_rotary_pos_emb_torch``;
+    PyTorch, tools/autograd/derivatives.yaml (slice, cat).
+    """
+    e = shapes.element
+    if shapes.training.precision not in shapes.habits.eager_rotary:
+        return Elementwise("rotary", 2 * elements * e)
+    return Elementwise("rotary", 10 * elements * e, kernels=10, grad_bytes=15.0 * elements * e)
 
 
 def _projections(shapes: Shapes) -> list[Op]:
@@ -179,7 +193,7 @@ def accumulate(parameters: int, shapes: Shapes, framework: Framework) -> Element
 def recomputed(shapes: Shapes, mode: str, moe: bool = False) -> list[Op]:
     """The forward ops of a layer that the backward pass runs again."""
     if mode == "full":
-        return layer_forward(shapes, moe)
+        return [*_gathered_start(shapes), *layer_forward(shapes, moe)]
     if mode == "none":
         return []
     chosen = shapes.layout.recompute_ops
@@ -190,6 +204,17 @@ def recomputed(shapes: Shapes, mode: str, moe: bool = False) -> list[Op]:
         chosen_alone = isinstance(op, Elementwise) and any(name in op.name for name in named)
         ops += [op] if chosen_alone and op not in again else []
     return executed([*ops, *again])
+
+
+def _gathered_start(shapes: Shapes) -> list[Op]:
+    """The gather of what a recomputed layer starts from, where the ranks of the tensor group each kept a part.
+
+    Source: DeepSpeed, runtime/activation_checkpointing/checkpointing.py, ``gather_partitioned_activations``.
+    """
+    layout = shapes.layout
+    if layout.tp == 1 or layout.sequence_parallel or not shapes.habits.partition_checkpoints:
+        return []
+    return [Collective("checkpoint_gather", "all_gather", float(shapes.tokens * shapes.model.hidden * shapes.element))]
 
 
 def embedding_forward(shapes: Shapes) -> list[Op]:

@@ -83,7 +83,8 @@ def chunk_bytes(scenario: Scenario, stage: int, layers: Sequence[int], mode: str
         whole = kept_bytes(steps)
         most = backward_bytes(steps, sizes.hidden, fresh, parts)
         if mode == "full" and number < again:
-            kept.append(float(sizes.hidden))
+            cut = habits.partition_checkpoints and not layout.sequence_parallel
+            kept.append(sizes.hidden / (layout.tp if cut else 1))
             works.append(whole - sizes.hidden + most)
         else:
             kept.append(kept_bytes(steps, parts))
@@ -215,7 +216,7 @@ def rank_memory(
     plan = layers_of_rank(scenario, rank)
     modes = scenario.layout.recompute_by_stage()
     chunks = [_known_chunk(scenario, stage, layers, modes[_mode(stage, rank, modes)], known) for stage, layers in plan]
-    total = sum((parameters[stage] for stage, _ in plan), RankParameters(0))
+    total = held_parameters(scenario, rank, parameters)
     last = scenario.layout.virtual_stages - 1
     stages = [stage for stage, _ in plan]
     steps = stage_steps(scenario, [layer for _, layers in plan for layer in layers])
@@ -265,7 +266,8 @@ def memory_of(
             during, at = "optimizer", timeline.free[rank]
         working = states.units + peak.level
         top = states.total + working
-        needs.append(top + reserve_bytes(calibration, working + peak.absent))
+        held = held_parameters(scenario, rank, parameters).total
+        needs.append(top + reserve_bytes(calibration, working + peak.absent, held))
         reserved = max(top, min(needs[-1], capacity - context))
         stages.append(
             StageMemory(
@@ -294,15 +296,29 @@ def memory_of(
     return Memory(verdict, capacity, context, needs[worst] - stages[worst].peak_bytes, tuple(stages))
 
 
-def reserve_bytes(calibration: Calibration, working: float) -> float:
+def reserve_bytes(calibration: Calibration, working: float, parameters: int) -> float:
     """What the allocator usually holds above a peak.
 
     Args:
         calibration: Its figures.
         working: Activations and working sets at that peak: what comes and goes leaves gaps.
+        parameters: All that the rank holds before ZeRO shards it.
     """
     figures = calibration.memory
-    return figures.reserve.value + (figures.reserve_share.value * working if figures.reserve_share else 0.0)
+    gaps = figures.reserve_share.value * working if figures.reserve_share else 0.0
+    buffers = figures.reserve_parameter.value * parameters if figures.reserve_parameter else 0.0
+    return figures.reserve.value + gaps + buffers
+
+
+def held_parameters(scenario: Scenario, rank: int, parameters: Sequence[RankParameters]) -> RankParameters:
+    """All that a pipeline rank holds before ZeRO shards it.
+
+    Args:
+        scenario: What is asked.
+        rank: Pipeline rank.
+        parameters: Of each virtual stage.
+    """
+    return sum((parameters[stage] for stage, _ in layers_of_rank(scenario, rank)), RankParameters(0))
 
 
 def _named(code: int, micro_batches: int) -> str:
