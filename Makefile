@@ -93,9 +93,9 @@ validate: $(VENV)/base.stamp
 accuracy: $(VENV)/base.stamp
 	@$(RUN) -m exatwin.report.accuracy
 
-# Fit the calibrations again; the figures go into sim/calibrations by hand.
+# Fit the calibrations again and write the figures into sim/fits/.
 calibrate: $(VENV)/dev.stamp
-	@$(RUN) -m exatwin.report.fits
+	@$(RUN) -m exatwin.report.fits --write
 
 bench: $(VENV)/base.stamp
 	@$(RUN) -m exatwin.report.bench

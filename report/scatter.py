@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from ..twin.validate import Validation
     from ..twin.validation_rows import ValidationRow
 
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000")  # Paul Tol, bright
+COLOURS = (  # Paul Tol, bright and muted
+    *("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#000000"),
+    *("#332288", "#44aa99", "#999933", "#882255", "#ddcc77", "#117733"),
+)
+ASIDE = "#aaaaaa"  # rows of which nothing is claimed
 SIDE, MARGIN = 560.0, 70.0  # of one plot, in SVG units
 ROW_FIELDS = ("id", "quantity", "series", "source", "machine", "device", "devices", "use", "group")
 
@@ -91,6 +95,10 @@ def save_png(path: str) -> Callable[[Validation], None]:
                         facecolors=colour if filled else "none",
                         edgecolors=colour,
                     )
+            aside = [row for row in rows if row.use == "context"]
+            if aside:
+                measured, predicted = zip(*((row.measured, row.predicted) for row in aside), strict=True)
+                axes.scatter(measured, predicted, s=12, marker="x", linewidths=0.7, color=ASIDE, label="context")
             axes.set(xscale="log", yscale="log", xlabel="measured", ylabel="predicted", title=title)
             axes.legend(fontsize="small")
         with drafted(path) as place:
@@ -128,12 +136,13 @@ def _svg(title: str, rows: Sequence[ValidationRow], show: Callable[[float], str]
         parts.append(f'<text x="22" y="{legend + 4}" font-size="12">{html.escape(device)}</text>')
         legend += 17
         for row in members:
-            fill = "none" if row.use == "fit" else colour
+            edge = ASIDE if row.use == "context" else colour
+            fill = colour if row.use == "unseen" else "none"
             words = f"{row.id}: measured {show(row.measured)}, predicted {show(row.predicted)}, "
             hint = html.escape(f"{words}{signed_percent(row.error)}, {row.use}")
             x, y = place(row.measured), SIDE - place(row.predicted)
             parts.append(
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{fill}" stroke="{colour}" fill-opacity="0.6">'
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{fill}" stroke="{edge}" fill-opacity="0.6">'
                 f"<title>{hint}</title></circle>"
             )
     size = SIDE + 2 * MARGIN
@@ -141,7 +150,8 @@ def _svg(title: str, rows: Sequence[ValidationRow], show: Callable[[float], str]
         f"<h2>{html.escape(title)}, {len(rows)} rows</h2>"
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-MARGIN} {-MARGIN / 2} {size} {size}">'
         f"{''.join(parts)}"
-        f'<text x="{SIDE / 2}" y="{SIDE + 42}" text-anchor="middle">measured (rings: rows that a fit saw)</text>'
+        f'<text x="{SIDE / 2}" y="{SIDE + 42}" text-anchor="middle">'
+        "measured (rings: rows that a fit saw; grey rings: context)</text>"
         f'<text x="0" y="-8">predicted</text></svg>'
     )
 
@@ -164,7 +174,7 @@ def _by_device(rows: Sequence[ValidationRow]) -> dict[str, list[ValidationRow]]:
 
 
 def _used(rows: Sequence[ValidationRow], *, fit: bool) -> list[ValidationRow]:
-    return [row for row in rows if (row.use == "fit") == fit]
+    return [row for row in rows if row.use == ("fit" if fit else "unseen")]
 
 
 def _endless() -> Iterator[str]:
