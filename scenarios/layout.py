@@ -84,6 +84,22 @@ class Layout(BaseModel):
         default=False,
         description="with sequence parallelism: tokens are gathered and sums scattered beside their products",
     )
+    expert_dispatch: Literal["copies", "once"] = Field(
+        default="copies",
+        description="how tokens reach experts: a copy for each, or once to each rank, and once to each node "
+        "beyond one's own, as DeepEP and HybridEP send them",
+    )
+    overlap_experts: Flag = Field(
+        default=False, description="tokens go to experts and back beside the pass of another micro-batch"
+    )
+    fused_experts: Flag = Field(
+        default=False, description="the experts' grouped products do the activation and the casts to fp8 between them"
+    )
+    graphs: Literal["none", "blocks", "step"] = Field(
+        default="none",
+        description="what is recorded once and handed over as one (CUDA graphs): nothing, each layer up to its "
+        "experts, or the whole step",
+    )
     offload_optimizer: Flag = Field(default=False, description="optimizer state and its work on the host")
     schedule: Text = Field(
         default="1f1b",

@@ -202,6 +202,11 @@ class StepFigures(BaseModel):
         default=None,
         description="host time to hand one kernel or collective to the device; absent where it never shows",
     )
+    expert_pass: Fact[Seconds] | None = Field(
+        default=None,
+        description="host time of one pass of a layer with experts, most of it in the framework's own code: routing, "
+        "counts fetched from the device, sends and grouped products; absent where it never shows",
+    )
 
 
 class Residual(BaseModel):

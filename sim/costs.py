@@ -108,6 +108,8 @@ class _Costs:
             collectives_of(scenario, calibration, placement),
             slowdown.value if slowdown else 1.0,
             calibration.step.dispatch.value if calibration.step.dispatch else 0.0,
+            calibration.step.expert_pass.value if calibration.step.expert_pass else 0.0,
+            scenario.layout,
         )
         states = {**scenario.framework.states, scenario.training.precision: shards.state_bytes(scenario)}
         self.framework = scenario.framework.model_copy(update={"states": states})

@@ -11,7 +11,21 @@ the tensor ranks share the tokens out, and gather the results).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .ops import Collective, Elementwise, Gemm, Op, Shapes, enter, leave, linear, plain_precision
+
+_PLAN = 18
+"""Small kernels beside the tokens' own: counts by expert and rank (5), their copies to the host (4), the map of
+rows (3), and the weights of the copies, permuted, sent and sorted as the tokens are (6).
+
+Source: Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py, ``preprocess`` and ``dispatch_preprocess``.
+"""
+_ONCE_PLAN = 8
+"""The same where tokens go once: layout of the dispatch (3), counts by expert (2), the map of rows (3).
+
+Source: Megatron-LM, megatron/core/transformer/moe/fused_a2a.py and token_dispatcher.py, ``_DeepepManager``.
+"""
 
 
 def busiest(shapes: Shapes) -> float:
@@ -56,32 +70,69 @@ def routed_block(shapes: Shapes) -> list[Op]:
     tokens, hidden = routed_tokens(shapes), model.hidden
     copies = tokens * model.top_k
     rows, held = expert_rows(shapes)
-    ffn = model.expert_width // shapes.etp
-    wide = (2 if model.gated else 1) * ffn
+    once = layout.expert_dispatch == "once"
     sent = copies * hidden * e * busiest(shapes)
     group = shapes.expert_group
     gathered = Collective("expert_gather", "all_gather", sent * shapes.etp, group)
     scattered = Collective("expert_scatter", "reduce_scatter", sent * shapes.etp, group)
-    sort = Elementwise("expert_sort", 2.0 * rows * held * hidden * e)
+    moved = 2.0 * rows * held * hidden * e
+    sort = Elementwise("expert_sort", moved, grad_bytes=moved)
     several = model.experts > layout.ep and layout.ep * shapes.etp > 1
-    sorts: list[Op] = [sort] if several else []  # what came from each rank is sorted by expert
+    # What came from each rank is sorted by expert; tokens that come once are copied to their experts where they land.
+    sorts: list[Op] = [sort] if several and not once else []
+    copied = float((copies + tokens) * hidden * e)
+    permute = Elementwise("permute", copied, grad_bytes=copied)
+    unpermute = Elementwise("unpermute", copied, grad_bytes=copied)
+    distinct = model.top_k if once else 0
     cut = shapes.etp > 1
     return [
         Gemm("router", tokens, model.experts, hidden, precision=plain_precision(shapes)),
         # In fp32: logits, softmax (read, write), the choice of k, and its map (write).
         Elementwise("routing", 4.0 * 4 * tokens * model.experts, kernels=4),
-        Elementwise("permute", 2.0 * copies * hidden * e),
-        Collective("dispatch", "all_to_all", sent, "ep"),
+        Elementwise("dispatch_plan", 0.0, _ONCE_PLAN if once else _PLAN, grad_bytes=0.0),
+        *([] if once else [permute]),
+        Collective("dispatch", "all_to_all", sent, "ep", draws=distinct),
+        *([permute] if once else []),
         *([gathered] if cut else []),
         *sorts,
-        *linear(shapes, "expert_in", rows, wide, hidden, held, grouped=True),
-        Elementwise("expert_activation", float(rows * held * (wide + ffn) * e)),
-        *linear(shapes, "expert_out", rows, hidden, ffn, held, grouped=True),
+        *_experts(shapes, rows, held),
         *sorts,
         *([scattered] if cut else []),
-        Collective("combine", "all_to_all", sent, "ep"),
-        Elementwise("unpermute", float((copies + tokens) * hidden * e)),
+        *([unpermute] if once else []),
+        Collective("combine", "all_to_all", sent, "ep", draws=distinct),
+        *([] if once else [unpermute]),
         *_whole_again(shapes),
+    ]
+
+
+def _experts(shapes: Shapes, rows: int, held: int) -> list[Op]:
+    """The two grouped products and what is between them.
+
+    In fp8 a cast writes what it reads twice, along rows and along columns, as the gradient of the weight needs;
+    backward the gradient of what went out is cast. Fused, products do the activation and cast what they make.
+
+    Source: Transformer Engine, transformer_engine/pytorch/module/grouped_linear.py (``split_quantize``), and
+    transformer_engine/pytorch/ops/fused (the grouped MLP).
+    """
+    model, e, fused = shapes.model, shapes.element, shapes.layout.fused_experts
+    ffn, tokens = model.expert_width // shapes.etp, rows * held
+    wide = (2 if model.gated else 1) * ffn
+    into = Gemm("expert_in", rows, wide, model.hidden, held, grouped=True)
+    out = Gemm("expert_out", rows, model.hidden, ffn, held, grouped=True)
+    # Backward it reads what came in and the gradient of what went out, and writes the gradient of what came in.
+    activation = Elementwise(
+        "expert_activation", float(tokens * (wide + ffn) * e), grad_bytes=float(tokens * (2 * wide + ffn) * e)
+    )
+    between: list[Op] = [] if fused else [activation]
+    if shapes.training.precision != "fp8":
+        return [into, *between, out]
+    cast = tokens * (e + 2)
+    return [
+        Elementwise("expert_in_cast", float(cast * model.hidden), grad_bytes=0.0 if fused else float(cast * wide)),
+        replace(into, precision="fp8"),
+        *between,
+        Elementwise("expert_out_cast", 0.0 if fused else float(cast * ffn), grad_bytes=float(cast * model.hidden)),
+        replace(out, precision="fp8"),
     ]
 
 

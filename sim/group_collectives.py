@@ -38,6 +38,7 @@ class GroupCollectives:
             self._groups, self._routes = groups[nodes[:, 0] == 0], Routes(scenario.machine, 1)
         else:
             self._groups, self._routes = groups, placement.routes(scenario.machine)
+        self._nodes = len(np.unique(nodes[0]))
         self._times: dict[tuple[str, float], CollectiveTime] = {}
 
     def time(self, op: str, size_bytes: float) -> CollectiveTime:
@@ -59,6 +60,21 @@ class GroupCollectives:
             return 0.0, 0.0
         sent = size_bytes if op == "sendrecv" else ring_bytes(op, size_bytes, self.size)
         return self.time(op, size_bytes).seconds, sent
+
+    def share_once(self, draws: int) -> float:
+        """What an all-to-all sends where a token goes once to a place, over what it sends with a copy for each expert.
+
+        A place is a rank, or a node where the group spans several, whose links are what such a call waits for.
+        Each of the copies is for any place with equal odds.
+
+        Source: GitHub deepseek-ai/DeepEP, README.md: over the fabric to one rank of a node, which passes on within it.
+
+        >>> share = (1 - (1 - 1 / 4) ** 8) * 4 / 8  # 4 nodes, 8 experts a token
+        >>> round(share, 3)
+        0.45
+        """
+        places = self._nodes if self._nodes > 1 else self.size
+        return places * (1 - (1 - 1 / places) ** draws) / draws
 
     def algorithms(self) -> dict[tuple[str, str], str]:
         """How the largest call of each operation ran, by group and operation."""

@@ -90,7 +90,8 @@ class Collective:
     ``bytes`` is the whole buffer: what a rank holds before an all-reduce or a reduce-scatter and after
     an all-gather, what it has for all members in an all-to-all. A ``copy`` costs nothing, but its
     gradient is an all-reduce. ``again``: the backward pass does it a second time, as what it brought
-    was not kept. ``grad_bytes``: the buffer of its gradient, where that differs.
+    was not kept. ``grad_bytes``: the buffer of its gradient, where that differs. ``draws``: places that each
+    token of an all-to-all has copies for, where it goes but once to a place that has several.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Collective:
     group: Group = "tp"
     again: bool = False
     grad_bytes: float | None = None
+    draws: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,17 +248,12 @@ class Shapes:
         raise ValueError(f"{model.name} has no layer {'with' if moe else 'without'} experts")
 
 
-def linear(
-    shapes: Shapes, name: str, tokens: int, width_out: int, width_in: int, count: int = 1, grouped: bool = False
-) -> list[Op]:
-    """Tokens through ``count`` weights of equal shape; in fp8 with the cast of the tokens before it.
-
-    The cast reads 2 bytes and writes 1.
-    """
+def linear(shapes: Shapes, name: str, tokens: int, width_out: int, width_in: int) -> list[Op]:
+    """Tokens through a weight; in fp8 with the cast of the tokens before it, which reads 2 bytes and writes 1."""
     if shapes.training.precision != "fp8":
-        return [Gemm(name, tokens, width_out, width_in, count, grouped)]
-    cast = Elementwise(f"{name}_cast", float(count * tokens * width_in * (shapes.element + 1)))
-    return [cast, Gemm(name, tokens, width_out, width_in, count, grouped, "fp8")]
+        return [Gemm(name, tokens, width_out, width_in)]
+    cast = Elementwise(f"{name}_cast", float(tokens * width_in * (shapes.element + 1)))
+    return [cast, Gemm(name, tokens, width_out, width_in, precision="fp8")]
 
 
 def plain_precision(shapes: Shapes) -> Precision | None:

@@ -156,7 +156,8 @@ class WeightStreams:
             for unit, gather, reduce in zip(units, gathers, reduces, strict=True)
         ]
         times = play_streams(work, self._scenario.layout.prefetch, self._slowdown)
-        exposed = max(times.end_s - times.stretched_s - total.total_s, 0.0) + late
+        waited = sum(unit.host_wait_s for unit in units)  # unit by unit, as they were played
+        exposed = max(times.end_s - times.stretched_s - total.device_s - waited, 0.0) + late
         busy = sum(call.seconds for call in calls)
         uses = [
             CommUse(call.group, call.op, call.sent, 1, call.seconds, exposed * call.seconds / busy if busy else 0.0)
@@ -166,6 +167,7 @@ class WeightStreams:
             total,
             compute_s=total.compute_s + times.stretched_s,
             dp_comm_s=total.dp_comm_s + exposed,
+            host_s=total.device_s + times.stretched_s + exposed + waited if waited else total.host_s,
             uses=merged((*total.uses, *uses)),
         )
 

@@ -53,6 +53,7 @@ class Figure:
 SUSTAINED = Figure("compute.sustained", 0.2, 1.0, 0.9)
 ELEMENTWISE = Figure("compute.memory_fraction", 0.2, 1.0, 0.7)
 DISPATCH = Figure("step.dispatch", 0.0, 500.0, 30.0, "us")
+EXPERTS = Figure("step.expert_pass", 0.0, 20.0, 5.0, "ms")
 FABRIC = Figure("network.fabric_ring", 0.03, 1.0, 0.6)
 
 
@@ -79,7 +80,7 @@ RECIPES = (
     Recipe("a100-mosaic", (SUSTAINED, ELEMENTWISE)),
     Recipe("a100-40-mosaic", (SUSTAINED, ELEMENTWISE)),
     Recipe("h100-mosaic", (SUSTAINED, ELEMENTWISE)),
-    Recipe("h100-nccl", (SUSTAINED,)),
+    Recipe("h100-nccl", (SUSTAINED, EXPERTS)),
     Recipe("h100-efa", (SUSTAINED, FABRIC)),
     Recipe("gh200-slingshot", (ELEMENTWISE,)),
     Recipe("b200-simumax", (SUSTAINED,)),

@@ -87,7 +87,7 @@ def test_what_groups_expose_is_what_their_calls_expose(model, framework, layout)
                     shown[kinds[use.group]] += use.exposed_s
             for name, seconds in shown.items():
                 assert getattr(cost, name) == pytest.approx(seconds, abs=1e-12)
-        assert stage.backward.total_s > stage.forward.total_s > 0
+        assert stage.backward.device_s > stage.forward.device_s > 0
 
 
 def test_sequence_parallelism_sends_what_all_reduces_would_and_one_gather_more_a_block():
@@ -221,3 +221,46 @@ def test_an_algorithm_named_for_a_group_is_the_one_that_runs():
         update={"ep": type(scenario.collectives).model_fields["ep"].annotation.__args__[0](all_to_all="pairwise")}
     )
     assert cost_of(replace(scenario, collectives=named)).algorithms["ep", "all_to_all"] == "pairwise"
+
+
+EXPERTS = {"ep": 8, "sequence_parallel": False}
+
+
+def test_a_token_that_goes_once_to_a_rank_sends_less_than_a_copy_for_each_expert():
+    copies, once = (
+        passes_of(asked(MIXTRAL, framework="megatron-core", layout=EXPERTS | {"expert_dispatch": way}))
+        for way in ("copies", "once")
+    )
+    share = 8 * (1 - (7 / 8) ** MIXTRAL["top_k"]) / MIXTRAL["top_k"]
+    for a, b in zip(copies, once, strict=True):
+        sent = [sum(use.bytes for use in cost.uses if use.group == "ep") for cost in (a, b)]
+        assert sent[1] == pytest.approx(share * sent[0])
+        assert b.compute_s < a.compute_s  # and nothing is sorted
+
+
+def test_experts_that_go_beside_another_pass_show_less_and_slow_the_work():
+    plain, hidden = (
+        passes_of(asked(MIXTRAL, framework="megatron-core", layout=EXPERTS | {"overlap_experts": on}))
+        for on in (False, True)
+    )
+    for a, b in zip(plain, hidden, strict=True):
+        assert b.ep_comm_s < a.ep_comm_s and b.compute_s >= a.compute_s
+        assert b.device_s < a.device_s
+        assert a.compute_s <= b.device_s
+
+
+def test_what_is_recorded_is_not_handed_over_kernel_by_kernel():
+    hosts = [
+        passes_of(asked(MIXTRAL, framework="megatron-core", layout=EXPERTS | {"graphs": graphs}))[0].host_s
+        for graphs in ("none", "blocks", "step")
+    ]
+    assert hosts == sorted(hosts, reverse=True)
+    assert hosts[-1] == 0.0
+
+
+def test_fused_experts_save_passes_over_memory():
+    plain, fused = (
+        passes_of(asked(MIXTRAL, framework="megatron-core", layout=EXPERTS | {"fused_experts": on}))
+        for on in (False, True)
+    )
+    assert all(b.compute_s < a.compute_s for a, b in zip(plain, fused, strict=True))
