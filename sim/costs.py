@@ -26,9 +26,9 @@ from .layers import (
 from .ops import Op, Shapes
 from .passes import CommUse, PassCost, StageCost, added
 from .pricing import Pricer, collectives_of
-from .sharding import WeightStreams
 from .traffic import LaneTraffic, Traffic, placement_of
 from .virtual_stages import in_pieces
+from .weight_streams import WeightStreams
 
 __all__ = ["CommUse", "JobCost", "PassCost", "StageCost", "job_cost"]
 

@@ -180,7 +180,7 @@ def accumulate(parameters: int, shapes: Shapes, framework: Framework) -> Element
     """Adding a micro-batch's weight gradients to what earlier ones left.
 
     Reads the new gradient, reads and writes the sum. Where each micro-batch's gradients are reduced, only
-    their shards are added up, which `sim.sharding` counts; where the product itself adds up, nothing is left.
+    their shards are added up, which `sim.weight_streams` counts; where the product itself adds up, nothing is left.
     """
     if framework.reduce.in_pass(shapes.layout.zero, shapes.layout.pp) or not framework.memory.fresh_gradients:
         return Elementwise("accumulate", 0.0, 0)

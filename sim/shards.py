@@ -3,7 +3,7 @@
 ZeRO and FSDP cut optimizer state, gradients and weights over replicas: all dp x cp of them, or
 groups of `layout.shard_group` that hold a whole copy each (hybrid shard). Experts are copied less
 often than the rest, so they have groups of their own. What a pass gathers and reduces for itself
-is in `sim.sharding`; here is what is left for the end of a step.
+is in `sim.weight_streams`; here is what is left for the end of a step.
 
 Sources: Rajbhandari et al. 2020, arXiv 1910.02054 (the stages); Zhao et al. 2023, arXiv
 2304.11277, section 3.2 (full and hybrid shard).

@@ -13,7 +13,7 @@ from exatwin.sim.calibration import default_calibration
 from exatwin.sim.compute import device_rates
 from exatwin.sim.passes import PassCost
 from exatwin.sim.predict import predict
-from exatwin.sim.sharding import WeightStreams
+from exatwin.sim.weight_streams import WeightStreams
 
 ON_FRONTIER = ["machine=frontier", "devices=64", "training.global_batch=128"]
 LAYERS = 4
