@@ -65,15 +65,6 @@ class Model(ModelFields):
         """
         return by_part(self.layer_weights(layer))
 
-    @property
-    def norm_parameters(self) -> int:
-        """One norm: weight and bias, or the weight alone."""
-        return self.norm_width(self.hidden)
-
-    def norm_width(self, width: int) -> int:
-        """Parameters of a norm over so many elements."""
-        return (2 if self.norm == "layer" and self.norm_bias else 1) * width
-
     def position_parameters(self, seq_len: int | None = None) -> int:
         """Learned positions; 0 for other kinds, and where neither the model nor ``seq_len`` says how many."""
         if self.positions != "learned":
@@ -120,10 +111,6 @@ class Model(ModelFields):
     def routed_parameters(self, layer: int = -1) -> int:
         """The part of `matrix_parameters` that is the routed experts'."""
         return token_share((weight for weight in self.layer_weights(layer) if weight.part == "experts"), self, True)
-
-    def rank_kv_heads(self, tp: int) -> int:
-        """Key and value heads on one rank; with more ranks than heads each rank holds a copy of one."""
-        return -(-self.kv_heads // tp)
 
     def layer_share(self, layer: int, tp: int, ep: int = 1, etp: int | None = None) -> RankParameters:
         """One layer on one rank.

@@ -222,6 +222,19 @@ class ModelFields(BaseModel):
         """Width of the shared experts together, 0 without."""
         return self.shared_ffn or self.shared_experts * self.expert_width
 
+    @property
+    def norm_parameters(self) -> int:
+        """One norm: weight and bias, or the weight alone."""
+        return self.norm_width(self.hidden)
+
+    def norm_width(self, width: int) -> int:
+        """Parameters of a norm over so many elements."""
+        return (2 if self.norm == "layer" and self.norm_bias else 1) * width
+
+    def rank_kv_heads(self, tp: int) -> int:
+        """Key and value heads on one rank; with more ranks than heads each rank holds a copy of one."""
+        return -(-self.kv_heads // tp)
+
 
 def _of_experts(name: str, value: int | None, info: ValidationInfo) -> int | None:
     """The value, if the model has experts to which it can belong."""

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-if TYPE_CHECKING:
-    from .model import Model
+from .model_fields import ModelFields
 
 Part = Literal["attention", "mlp", "experts", "norms"]
 Cut = Literal["whole", "tp", "kv", "expert", "expert_whole"]
@@ -91,13 +90,13 @@ class RankParameters:
         return RankParameters(self.dense + other.dense, self.expert + other.expert)
 
 
-def layer_weights(model: Model, experts: bool) -> list[Weight]:
+def layer_weights(model: ModelFields, experts: bool) -> list[Weight]:
     """All weights of one layer, with a plain MLP or with experts."""
     norms = Weight("norms", model.layer_norms * model.norm_parameters, "whole")
     return [*attention_weights(model), *(expert_weights(model) if experts else mlp_weights(model, model.ffn)), norms]
 
 
-def attention_weights(model: Model) -> list[Weight]:
+def attention_weights(model: ModelFields) -> list[Weight]:
     """Projections of one layer's attention, their biases, and the norms inside it."""
     if model.kv_rank is not None:
         return latent_weights(model)
@@ -116,7 +115,7 @@ def attention_weights(model: Model) -> list[Weight]:
     return weights
 
 
-def latent_weights(model: Model) -> list[Weight]:
+def latent_weights(model: ModelFields) -> list[Weight]:
     """Multi-head latent attention: down to the latents on every rank, up from them cut by heads."""
     assert model.kv_rank is not None and model.rope_dim is not None
     hidden, query, values = model.hidden, model.query_width, model.value_width
@@ -137,7 +136,7 @@ def latent_weights(model: Model) -> list[Weight]:
     ]
 
 
-def mlp_weights(model: Model, width: int) -> list[Weight]:
+def mlp_weights(model: ModelFields, width: int) -> list[Weight]:
     """A plain MLP."""
     wide = (2 if model.gated else 1) * width
     weights = [
@@ -149,7 +148,7 @@ def mlp_weights(model: Model, width: int) -> list[Weight]:
     return weights
 
 
-def expert_weights(model: Model) -> list[Weight]:
+def expert_weights(model: ModelFields) -> list[Weight]:
     """Router, routed experts, and the shared ones."""
     assert model.experts is not None
     width, wide = model.expert_width, (2 if model.gated else 1) * model.expert_width
@@ -171,7 +170,7 @@ def expert_weights(model: Model) -> list[Weight]:
     return weights
 
 
-def mtp_weights(model: Model) -> list[Weight]:
+def mtp_weights(model: ModelFields) -> list[Weight]:
     """What a layer that predicts a further token has beside the layer itself.
 
     Norms of its two inputs and of its output, and the projection of both inputs side by side.
@@ -191,7 +190,7 @@ def by_part(weights: Iterable[Weight]) -> LayerParameters:
     return LayerParameters(**parts)
 
 
-def rank_share(weights: Iterable[Weight], model: Model, tp: int, ep: int, etp: int) -> RankParameters:
+def rank_share(weights: Iterable[Weight], model: ModelFields, tp: int, ep: int, etp: int) -> RankParameters:
     """Elements on one rank."""
     dense = expert = 0
     held = -(-(model.experts or 1) // ep)  # experts on a rank
@@ -210,7 +209,7 @@ def rank_share(weights: Iterable[Weight], model: Model, tp: int, ep: int, etp: i
     return RankParameters(dense, expert)
 
 
-def token_share(weights: Iterable[Weight], model: Model, matrices: bool = False) -> int:
+def token_share(weights: Iterable[Weight], model: ModelFields, matrices: bool = False) -> int:
     """Elements that one token passes through: ``top_k`` of the routed experts and all else.
 
     Args:
