@@ -70,7 +70,10 @@ def _lane(
 
     hops = boundaries(placed)
     forward, backward = ([one.total_s for one in passes] for passes in zip(*map(_passes, stages), strict=True))
-    weight = [stage.weight.total_s for stage in stages]
+    # A backward that waits for its host is handed over evenly: each half has about as many kernels.
+    weight = [
+        stage.backward.total_s / 2 if stage.backward.host_wait_s > 0 else stage.weight.total_s for stage in stages
+    ]
     pipeline = scenario.framework.pipeline
     program = Program(
         table=table,

@@ -91,17 +91,23 @@ def test_the_same_question_gets_the_same_answer_to_the_bit(fidelity):
         assert first == second == third
 
 
-# Against `des-exact`; on the bundled runs `des` and the recurrence lose nothing, since messages there are short.
+# Against `des-exact`; on most bundled runs `des` and the recurrence lose nothing, since messages there are short.
 RESIDUE = {"screen": 0.06, "recurrence": 1e-9, "des": 1e-9, "des-exact": 0.0}
+# Where gradients are reduced beside the last backward they share links with the messages before the cut.
+SHARING = {"screen": 0.06, "recurrence": 2e-3, "des": 1e-3, "des-exact": 0.0}
+
+
+def residue_of(name):
+    return SHARING if load_scenario(name).layout.overlap_grad_reduce else RESIDUE
 
 
 @EACH
 def test_a_fidelity_is_within_its_residue_of_the_exact_one(name, fidelity):
     reference = answer_of(name, "des-exact" if name != "frontier-1t" else "des")
-    assert answer_of(name, fidelity).step_s == pytest.approx(reference.step_s, rel=RESIDUE[fidelity])
+    assert answer_of(name, fidelity).step_s == pytest.approx(reference.step_s, rel=residue_of(name)[fidelity])
     if fidelity != "screen":
         for one, other in zip(answer_of(name, fidelity).stages, reference.stages, strict=True):
-            assert one.end_s == pytest.approx(other.end_s, rel=RESIDUE[fidelity])
+            assert one.end_s == pytest.approx(other.end_s, rel=residue_of(name)[fidelity])
 
 
 @EACH
@@ -112,14 +118,19 @@ def test_memory_does_not_depend_on_how_time_is_played(name, fidelity):
 
 @EACH
 def test_events_are_few(name, fidelity):
-    """Budgets in events an action, which no loaded machine changes: four played exactly, far fewer from the cut on."""
+    """Budgets in events an action, which no loaded machine changes: four played exactly, six where messages leave
+    beside the next action, far fewer from the cut on."""
     answer = answer_of(name, fidelity)
-    stages = len(answer.stages)
+    scenario = load_scenario(name)
+    layout = scenario.layout
+    stages = layout.virtual_stages
+    beside = 16 * scenario.model.layers if layout.overlap_grad_reduce else 0  # each layer's gradients and weights
+    each = 6 if scenario.framework.pipeline.chunks_overlap and layout.vpp > 1 else 4
     most = {
         "screen": 0,
         "recurrence": 0,
-        "des": 16 * stages**2 + 32 * stages,  # a few micro-batches and the tail, however long the step
-        "des-exact": 4 * answer.engine.ops + 16 * stages,
+        "des": 16 * stages**2 + 32 * stages + beside,  # a few micro-batches and the tail, however long the step
+        "des-exact": each * answer.engine.ops + 16 * stages + beside,
     }[fidelity]
     assert answer.engine.events <= most
     assert answer.engine.solves <= 100

@@ -39,12 +39,17 @@ def sizes(model="{layers: 2, hidden: 1024, heads: 16, vocab: 4000}", **training)
 
 @pytest.mark.parametrize("name", scenario_names())
 def test_the_parts_of_every_stage_add_up_to_its_peak(name):
-    answer = predict(load_scenario(name))
+    """Between steps there are the states, buffers that stay, and no gradients where a framework gives them up."""
+    scenario = load_scenario(name)
+    answer = predict(scenario)
     for stage in answer.memory.stages:
         parts = stage.parts
         assert parts.total == pytest.approx(stage.peak_bytes, rel=1e-9)
         states = parts.parameters + parts.gradients + parts.optimizer
-        assert stage.between_steps_bytes == pytest.approx(states, rel=1e-9)
+        held = states - (parts.gradients if scenario.framework.memory.gradients_freed else 0.0)
+        assert held * (1 - 1e-9) <= stage.between_steps_bytes <= (held + parts.buffers) * (1 + 1e-9)
+        if not scenario.framework.memory.dummy_gradients:
+            assert stage.between_steps_bytes == pytest.approx(held, rel=1e-9)
         assert 0 < states < stage.peak_bytes <= stage.reserved_bytes
         assert min(parts.activations, parts.buffers, parts.overhead) >= 0
         assert 0 <= stage.peak_s <= answer.step_s

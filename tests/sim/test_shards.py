@@ -35,7 +35,9 @@ def exchanged(buffers):
 @pytest.mark.parametrize("name", scenario_names())
 def test_the_ranks_of_all_stages_hold_the_model(name):
     scenario = load_scenario(name)
-    held = sum(part.total for part in shards.stage_parameters(scenario)) * scenario.layout.tp
+    layout = scenario.layout
+    parts = shards.stage_parameters(scenario)
+    held = sum(part.dense * layout.tp + part.expert * layout.ep * (layout.etp or layout.tp) for part in parts)
     whole = scenario.model.parameters(scenario.layout.tp, scenario.training.seq_len).total
     assert held == pytest.approx(whole, rel=0.04)  # norms and biases stand on each tensor rank, a tied embedding twice
     assert held >= whole
