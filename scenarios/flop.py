@@ -20,6 +20,7 @@ from ..topology.errors import input_error, nearest
 from .fields import Recompute
 from .layout import Layout
 from .model import Model
+from .schedules import load_schedule
 from .training import Training
 from .weights import mtp_weights, token_share
 
@@ -123,15 +124,16 @@ class Asked:
 
 
 def recompute_by_layer(layout: Layout, layers: int) -> tuple[Recompute, ...]:
-    """What each layer recomputes: of each pipeline rank's layers the first ``recompute_layers``, or all.
+    """What each layer recomputes, by the mode of its pipeline rank and its place in its virtual stage.
 
     >>> recompute_by_layer(Layout(pp=2, recompute=["full", "none"]), 4)
     ('full', 'full', 'none', 'none')
     """
+    of_rank, schedule = layout.recompute_by_stage(), load_schedule(layout.schedule)
     modes: list[Recompute] = []
-    for mode, count in zip(layout.recompute_by_stage(), layout.layers_by_stage(layers), strict=True):
-        again = count if layout.recompute_layers is None else min(layout.recompute_layers, count)
-        modes += [mode] * again + ["none"] * (count - again)
+    for stage, count in enumerate(layout.layers_by_virtual_stage(layers)):
+        rank, _ = schedule.home(stage, layout.pp, layout.vpp)
+        modes += [of_rank[rank] if again else "none" for again in layout.recomputed_layers(count)]
     return tuple(modes)
 
 

@@ -112,8 +112,9 @@ class Layout(BaseModel):
         default=("attention",), description="what selective recomputation runs again"
     )
     recompute_layers: Count | None = Field(
-        default=None, description="layers of each stage that are recomputed; left out: all"
+        default=None, description="so many first layers of each virtual stage are recomputed; left out: all"
     )
+    recompute_every: Count = Field(default=1, description="of those layers one in so many, beginning with the first")
     flash_attention: Flag = Field(default=True, description="attention that never writes its weights to memory")
     stage_layers: tuple[Count, ...] | None = Field(
         default=None, description="layers of each stage where uneven, in the order of the model: pp x vpp entries"
@@ -176,6 +177,15 @@ class Layout(BaseModel):
         schedule = load_schedule(self.schedule)
         stages = [[schedule.stage_of(rank, chunk, self.pp) for chunk in range(self.vpp)] for rank in range(self.pp)]
         return tuple(sum(each[stage] for stage in mine) for mine in stages)
+
+    def recomputed_layers(self, layers: int) -> tuple[bool, ...]:
+        """Which layers of a virtual stage of so many are recomputed, where its stage recomputes at all.
+
+        >>> Layout(recompute="full", recompute_layers=3, recompute_every=2).recomputed_layers(5)
+        (True, False, True, False, False)
+        """
+        most = layers if self.recompute_layers is None else self.recompute_layers
+        return tuple(number < most and number % self.recompute_every == 0 for number in range(layers))
 
     def recompute_by_stage(self) -> tuple[Recompute, ...]:
         """What each stage recomputes.

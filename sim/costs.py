@@ -164,10 +164,10 @@ class _Costs:
         model, layout = self.scenario.model, self.scenario.layout
         first, count = sum(self.layers[:stage]), self.layers[stage]
         mode = layout.recompute_by_stage()[self.home[stage]]
-        again = min(layout.recompute_layers or count, count)
+        again = layout.recomputed_layers(count)
         units: list[tuple[_Unit, int]] = [(self._embedding, 1)] if stage == 0 else []
         for layer in range(first, first + count):
-            unit = self._layer(model.has_experts(layer), mode if layer - first < again else "none")
+            unit = self._layer(model.has_experts(layer), mode if again[layer - first] else "none")
             if units and units[-1][0] is unit:
                 units[-1] = (unit, units[-1][1] + 1)
             else:

@@ -76,13 +76,13 @@ def chunk_bytes(scenario: Scenario, stage: int, layers: Sequence[int], mode: str
     sizes = Sizes(model, training, layout)
     fresh = float(sizes.element) if habits.fresh_gradients and not by_unit(scenario) else 0.0
     given_up = frozenset(layout.recompute_ops) if mode == "selective" else frozenset[str]()
-    again = min(layout.recompute_layers or len(layers), len(layers)) if mode != "none" else 0
+    again = layout.recomputed_layers(len(layers)) if mode != "none" else (False,) * len(layers)
     kept, works, splits, weights = [], [], [], []
     for number, steps in enumerate(stage_steps(scenario, layers)):
-        parts = given_up if number < again else frozenset[str]()
+        parts = given_up if again[number] else frozenset[str]()
         whole = kept_bytes(steps)
         most = backward_bytes(steps, sizes.hidden, fresh, parts)
-        if mode == "full" and number < again:
+        if mode == "full" and again[number]:
             cut = habits.partition_checkpoints and not layout.sequence_parallel
             kept.append(sizes.hidden / (layout.tp if cut else 1))
             works.append(whole - sizes.hidden + most)

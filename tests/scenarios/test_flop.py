@@ -101,6 +101,8 @@ def test_layers_that_recompute_differently_count_as_their_parts():
         )
     some = Layout(pp=4, recompute="full", recompute_layers=3)
     assert recompute_by_layer(some, 48) == (("full",) * 3 + ("none",) * 9) * 4
+    chunks = Layout(pp=2, vpp=2, recompute=["full", "none"], recompute_layers=1)  # rank 0 has stages 0 and 2
+    assert recompute_by_layer(chunks, 8) == ("full", "none", "none", "none") * 2
 
 
 def test_selective_recomputation_counts_the_products_that_it_names():

@@ -123,6 +123,7 @@ def recomputation(draw, pp):
         "recompute": draw(st.one_of(mode, st.lists(mode, min_size=pp, max_size=pp))),
         "recompute_ops": draw(mostly(["attention"], st.lists(parts, min_size=1, unique=True))),
         "recompute_layers": draw(mostly(None, st.integers(1, 3))),
+        "recompute_every": draw(mostly(1, st.integers(1, 3))),
     }
 
 

@@ -176,13 +176,15 @@ def test_a_layer_that_predicts_a_further_token_ends_the_last_stage():
 
 
 def test_only_so_many_layers_are_recomputed():
-    def again(layers):
-        layout = {"recompute": "full"} | ({"recompute_layers": layers} if layers else {})
+    def again(layers, every=1):
+        layout = {"recompute": "full", "recompute_every": every} | ({"recompute_layers": layers} if layers else {})
         return passes_of(asked(LLAMA, layout=layout))[1].recompute_s
 
     assert again(1) == pytest.approx(again(None) / 4)
     assert again(3) == pytest.approx(again(None) * 3 / 4)
     assert again(9) == again(None)
+    assert again(None, every=2) == pytest.approx(again(None) / 2)
+    assert again(3, every=2) == pytest.approx(again(None) / 2)
 
 
 def test_a_schedule_that_splits_the_backward_learns_what_may_wait():

@@ -261,10 +261,11 @@ def test_what_is_given_up_comes_back_in_the_backward(part):
     assert again <= whole + 1e-6
 
 
-def test_recomputing_some_layers_lies_between_none_and_all():
+@pytest.mark.parametrize("some", ["layout.recompute_layers=8", "layout.recompute_every=4"])
+def test_recomputing_some_layers_lies_between_none_and_all(some):
     kept = [
         chunk_bytes(node(f"layout.recompute={mode}", *more), 0, range(32), mode).kept
-        for mode, *more in (("none",), ("full", "layout.recompute_layers=8"), ("full",))
+        for mode, *more in (("none",), ("full", some), ("full",))
     ]
     assert kept[0] > kept[1] > kept[2]
     assert kept[0] - kept[1] == pytest.approx((kept[0] - kept[2]) / 4)
