@@ -210,7 +210,7 @@ def show(kind: str, name: str | None, as_json: bool, output: str | None, quiet: 
     """List what is bundled, or show one of it in full.
 
     With topology, -o FILE draws the machine (.svg, .png, .pdf) or writes its
-    graph (.graphml, .json, .edges).
+    graph (.graphml, .json, .edges); with a published run it writes its scenario.
     """
     from .report.documents import check_destination
 

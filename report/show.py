@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ..topology.errors import input_error, nearest
 from ..topology.units import format_bandwidth, format_bytes
+from .documents import write_text
 from .terminal import Screen, group, indented, plain_table, spaced
 from .topology import (
     link_maps,
@@ -25,6 +26,8 @@ from .words import counted, device_words, fact_text, layout_words, parameter_wor
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+    from ..scenarios.published import PublishedRun
 
 View = Callable[[Screen], Sequence[RenderableType]]
 
@@ -455,12 +458,52 @@ def _published(found: list[str], screen: Screen) -> Sequence[RenderableType]:
     return [
         table,
         indented("TFLOP/s of one device, recomputation counted; a calibration has seen the rows used as fit", "dim"),
+        "",
+        _series(),
     ]
 
 
-def _published_one(name: str) -> Shown:
-    from ..scenarios.measurements import measured_run, measured_stage_memory
+def _series() -> RenderableType:
+    """The series of runs that are one line each, by name; `_public_one` shows one of their runs."""
+    from ..scenarios.published import published_runs, series_names
 
+    table = plain_table("series", "runs", "machines", "such as", left=("machines", "such as"))
+    for series in series_names():
+        runs = published_runs(series)
+        machines = ", ".join(dict.fromkeys(str(run.fields["machine"]) for run in runs))
+        table.add_row(series, f"{len(runs):,}", machines, runs[0].id)
+    return table
+
+
+def _public_one(run: PublishedRun) -> Shown:
+    """A run that is one line of a series: its scenario, and what was measured of it; saved as a scenario file."""
+    document = asdict(run)
+    measured = {
+        key: document[key]
+        for key in ("step_s", "tflops", "flop_convention", "memory_bytes", "memory_kind", "verdict")
+        if document[key] is not None
+    }
+    text = _as_yaml(run.fields)
+
+    def view(screen: Screen) -> Sequence[RenderableType]:
+        table = plain_table("measured", run.id, left=(run.id,), whole=True)
+        for key, value in {**measured, "used as": run.use, "source": run.source, "where": run.where}.items():
+            table.add_row(key, str(value))
+        return spaced([table, Text(text), Text(run.note, style="dim") if run.note else None])
+
+    return Shown(document, view, lambda path: write_text(f"# {run.source}: {run.where}\n{text}\n", path))
+
+
+def _published_one(name: str) -> Shown:
+    from ..scenarios.measurements import measured_run, measured_runs, measured_stage_memory
+    from ..scenarios.published import published_runs
+
+    if name not in {run.id for run in measured_runs()}:
+        public = {run.id: run for run in published_runs()}
+        if name in public:
+            return _public_one(public[name])
+        known = [*(run.id for run in measured_runs()), *public]
+        raise input_error(f"no published run has the id {name!r}{nearest(name, known)}", field="published")
     run = measured_run(name)
     rows = [row for row in measured_stage_memory() if row.run == name]
     document = {**asdict(run), "overrides": list(run.overrides), "memory": [asdict(row) for row in rows]}

@@ -13,7 +13,8 @@ import pytest
 from exatwin import __version__
 from exatwin.cli import KINDS, SCHEMAS, run
 from exatwin.report.show import names
-from exatwin.scenarios.scenario import scenario_from_document
+from exatwin.scenarios.published import published_runs
+from exatwin.scenarios.scenario import load_scenario, scenario_from_document
 
 QUICK = "frontier-22b"
 GOOD = """\
@@ -451,3 +452,16 @@ def test_a_variable_sets_an_option_and_the_command_line_wins(monkeypatch, capsys
     assert json.loads(capsys.readouterr().out)["fidelity"] == "recurrence"
     run(["simulate", QUICK, "--json", "-q", "--fidelity", "des"])
     assert json.loads(capsys.readouterr().out)["fidelity"] == "des"
+
+
+def test_a_published_run_of_a_series_is_shown_and_becomes_a_scenario(tmp_path, capsys):
+    """What was measured stands above the scenario; the file asks the same as the row."""
+    file = tmp_path / "mine.yaml"
+    assert run(["show", "published", "mtnlg-003", "-o", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "44.4" in shown and "mt-nlg" in shown
+    (row,) = (row for row in published_runs("mt-nlg") if row.id == "mtnlg-003")
+    asked, written = row.ask().document(), load_scenario(str(file)).document()
+    assert asked == written
+    assert run(["show", "published", "mtnlg-3"]) == 2
+    assert "mtnlg-00" in capsys.readouterr().err
