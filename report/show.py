@@ -520,7 +520,12 @@ def _published_one(name: str) -> Shown:
             memory.add_row(f"{row.stage}", *("" if size is None else format_bytes(size) for size in sizes))
         return spaced([table, memory if rows else None])
 
-    return Shown(document, view)
+    def save(path: str) -> None:
+        fields = run.ask().document() | {"name": name, "measured": name}
+        text = _as_yaml({key: value for key, value in fields.items() if key != "title"})
+        write_text(f"# {run.source}: {run.where}\n{text}\n", path)
+
+    return Shown(document, view, save)
 
 
 KINDS = {

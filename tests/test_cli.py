@@ -465,3 +465,15 @@ def test_a_published_run_of_a_series_is_shown_and_becomes_a_scenario(tmp_path, c
     assert asked == written
     assert run(["show", "published", "mtnlg-3"]) == 2
     assert "mtnlg-00" in capsys.readouterr().err
+
+
+def test_a_published_run_of_a_bundled_scenario_is_written_as_one_too(tmp_path, capsys):
+    """With its own layout and its own measurement; one that no scenario can ask is refused, nothing is written."""
+    file = tmp_path / "mine.yaml"
+    assert run(["show", "published", "fugaku-30b-083", "-o", str(file)]) == 0
+    written = load_scenario(str(file))
+    assert (written.devices, written.layout.dp, written.measured) == (768, 4, "fugaku-30b-083")
+    other = tmp_path / "other.yaml"
+    assert run(["show", "published", "lumi-poro-34b-1024gcd", "-o", str(other)]) == 2
+    assert "no bundled scenario describes this run" in capsys.readouterr().err
+    assert not other.exists()

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+MOST_NAMED = 100
+"""How many valid words an error lists whole; the bundled models, the longest list that people pick from, are 70."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -78,12 +81,17 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     '; did you mean recompute?'
     >>> nearest("zzz", ["recompute", "schedule"])
     '; known: recompute, schedule'
+
+    Where there are more than anybody would read, the closest are named and the rest counted.
     """
     known = list(choices)
     lowered = {choice.lower(): choice for choice in known}
     close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {lowered[close[0]]}?"
+    if len(known) > MOST_NAMED:
+        named = difflib.get_close_matches(word.lower(), lowered, n=12, cutoff=0.0)
+        return f"; closest of {len(known):,} known: {', '.join(lowered[name] for name in named)}"
     return f"; known: {', '.join(known)}" if known else ""
 
 

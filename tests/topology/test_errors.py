@@ -37,6 +37,12 @@ def test_a_strange_word_lists_what_is_known():
     assert nearest("xyz", []) == ""
 
 
+def test_of_very_many_words_only_the_closest_are_named():
+    told = nearest("nosuch", [f"run-{i}" for i in range(1900)])
+    assert told.startswith("; closest of 1,900 known: run-")
+    assert len(told) < 200
+
+
 def test_the_nearest_numbers_come_in_order():
     assert nearest_numbers(6, range(1, 65), most=4) == "4, 5, 6, 7"
     assert nearest_numbers(6, []) == ""
