@@ -268,10 +268,14 @@ def validate(
     -o FILE draws the rows (.html, which needs nothing else, or .png), lists them (.csv), or writes the JSON document.
     """
     from .report.documents import check_destination, write_text
+    from .report.scatter import saver
 
     check_destination(output)
     check_destination(state_bounds)
+    save = saver(output) if output and output != "-" else None
     if network:
+        if save is not None:
+            raise input_error("benchmarks of the network are written as a .json document only", where=output or "")
         from .report.network import network_document, network_markdown, network_view
         from .twin.network_validation import validate_network
 
@@ -283,12 +287,10 @@ def validate(
         )
     else:
         from .report.progress import progress_on
-        from .report.scatter import saver
         from .report.validation import validation_markdown, validation_view
         from .twin.bounds import bounds_text
         from .twin.validate import validate as compare_all
 
-        save = saver(output) if output and output != "-" else None
         with progress_on(sys.stderr, "predicting published runs", quiet=quiet) as progress:
             runs = compare_all(source, device, kind, fast=fast, jobs=jobs, progress=progress)
         if save is not None:

@@ -25,14 +25,23 @@ COLOURS = (  # Paul Tol, bright and muted
     *("#332288", "#44aa99", "#999933", "#882255", "#ddcc77", "#117733"),
 )
 ASIDE = "#aaaaaa"  # rows of which nothing is claimed
+OTHER_FORMATS = (".pdf", ".svg", ".jpg", ".jpeg", ".htm", ".gif", ".webp", ".tsv", ".xlsx", ".parquet", ".md")
 SIDE, MARGIN = 560.0, 70.0  # of one plot, in SVG units
 ROW_FIELDS = ("id", "quantity", "series", "source", "machine", "device", "devices", "use", "group")
 
 
 def saver(path: str) -> Callable[[Validation], None] | None:
-    """How a validation is written to a file of that name: ``.html``, ``.png`` or ``.csv``; None for another."""
+    """How a validation is written to a file of that name; None for a JSON document.
+
+    Raises:
+        InputError: If its ending asks for a picture or a table of another format.
+    """
     by_suffix = {".html": save_html, ".png": save_png, ".csv": save_csv}
-    make = by_suffix.get(Path(path).suffix.lower())
+    ending = Path(path).suffix.lower()
+    if ending in OTHER_FORMATS:
+        known = ", ".join(by_suffix)
+        raise input_error(f"is not written as {ending}; give a name that ends in {known} or .json", where=path)
+    make = by_suffix.get(ending)
     return None if make is None else make(path)
 
 

@@ -207,4 +207,5 @@ def even_choices(layout: Layout, layers: int) -> tuple[str, str]:
     pp, vpp = layout.pp, layout.vpp
     across = f"pp={pp}" if vpp == 1 else f"pp x vpp = {pp} x {vpp} = {pp * vpp}"
     valid = [n // vpp for n in divisors(layers) if n % vpp == 0]
-    return across, nearest_numbers(pp, valid) or f"no number with vpp={vpp}"
+    none = f"no number with vpp={vpp} (vpp can be {nearest_numbers(vpp, divisors(layers), most=6)})"
+    return across, nearest_numbers(pp, valid) or none

@@ -134,6 +134,14 @@ def test_a_picture_is_drawn_with_matplotlib(good, tmp_path):
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("asked", [["-o", "rows.pdf"], ["-o", "rows.svg"], ["--network", "-o", "rows.png"]])
+def test_a_format_that_is_not_made_is_refused_before_anything_is_predicted(asked, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(["validate", "-q", *asked]) == 2
+    assert ".json" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_bounds_are_written_in_the_form_of_their_file(good, tmp_path):
     place = tmp_path / "bounds.yaml"
     assert run(["validate", "-q", "--state-bounds", str(place)]) == 0

@@ -75,7 +75,7 @@ def test_a_layout_that_a_schedule_runs_is_taken(layout):
     ("layout", "said"),
     [
         ({"pp": 4, "vpp": 5}, "layout.pp: pp x vpp = 4 x 5 = 20 does not divide the 48 layers"),
-        ({"pp": 4, "vpp": 5}, "pp can be no number with vpp=5, or give stage_layers"),
+        ({"pp": 4, "vpp": 5}, "pp can be no number with vpp=5 (vpp can be 1, 2, 3, 4, 6, 8), or give stage_layers"),
         ({"pp": 32, "vpp": 2}, "pp x vpp = 32 x 2 = 64 has more stages than the 48 layers"),
         ({"pp": 5, "vpp": 2}, "pp can be 1, 2, 3, 4, 6, 8, 12, 24"),
         (
