@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -27,6 +28,7 @@ from .words import counted, device_words, fact_text, layout_words, parameter_wor
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from ..scenarios.measurements import MeasuredRun
     from ..scenarios.published import PublishedRun
 
 View = Callable[[Screen], Sequence[RenderableType]]
@@ -491,7 +493,12 @@ def _public_one(run: PublishedRun) -> Shown:
             table.add_row(key, str(value))
         return spaced([table, Text(text), Text(run.note, style="dim") if run.note else None])
 
-    return Shown(document, view, lambda path: write_text(f"# {run.source}: {run.where}\n{text}\n", path))
+    return Shown(document, view, partial(_save_run, run, text))
+
+
+def _save_run(run: PublishedRun | MeasuredRun, scenario: str, path: str) -> None:
+    """A published run as a scenario file, with its source on top."""
+    write_text(f"# {run.source}: {run.where}\n{scenario}\n", path)
 
 
 def _published_one(name: str) -> Shown:
@@ -522,8 +529,7 @@ def _published_one(name: str) -> Shown:
 
     def save(path: str) -> None:
         fields = run.ask().document() | {"name": name, "measured": name}
-        text = _as_yaml({key: value for key, value in fields.items() if key != "title"})
-        write_text(f"# {run.source}: {run.where}\n{text}\n", path)
+        _save_run(run, _as_yaml({key: value for key, value in fields.items() if key != "title"}), path)
 
     return Shown(document, view, save)
 

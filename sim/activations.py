@@ -314,11 +314,6 @@ def kept_bytes(steps: Sequence[Step], given_up: frozenset[str] = frozenset()) ->
     return sum(step.kept for step in steps if given_up.isdisjoint(step.parts))
 
 
-def layer_kept_bytes(sizes: Sizes, experts: bool = False) -> float:
-    """Bytes that one layer keeps from forward to backward without recomputation, its input included."""
-    return kept_bytes(layer_steps(sizes, experts))
-
-
 def backward_bytes(steps: Sequence[Step], stream: float, fresh: float, given_up: frozenset[str] = frozenset()) -> float:
     """The most that the backward of a layer holds above what its forward kept.
 

@@ -118,11 +118,6 @@ class PassCost:
         return self._bytes("tp")
 
     @property
-    def tp_count(self) -> int:
-        """How many of those there are."""
-        return sum(use.count for use in self.uses if use.group == "tp")
-
-    @property
     def gather_bytes(self) -> float:
         """Bytes this rank sends to gather messages that came in pieces."""
         return self._bytes("pp")

@@ -105,22 +105,6 @@ class Traffic:
             return self.message_latency_s[min(source, target)]
         return self.around_latency_s[source, target]
 
-    def message_rate(self, boundary: int, *, back: bool = False) -> float:
-        """Solo rate of the messages between a rank and the next, in the slowest lane."""
-        solo = self.classes.solo
-        return min(solo[flow] for lane in self.lanes for flow in (lane.down if back else lane.up)[boundary])
-
-    def data_rate(self, rank: int) -> float:
-        """Solo rate over each edge of a rank's reduction, its slowest phase."""
-        flows = [flow for exchange in self.reduce[rank] for flow in exchange.flows]
-        return min((self.classes.solo[flow] for flow in flows), default=math.inf)
-
-    @property
-    def embedding_rate(self) -> float:
-        """Solo rate over each edge between the two copies of a tied embedding, in the slowest lane."""
-        exchanges = [exchange for lane in self.lanes for exchange in lane.embedding]
-        return min((self.classes.solo[flow] for exchange in exchanges for flow in exchange.flows), default=math.inf)
-
     @cached_property
     def names(self) -> dict[int, str]:
         """What each class is, for people."""

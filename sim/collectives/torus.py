@@ -86,6 +86,11 @@ def _chains(group: GroupShape) -> Ints:
     return pairs(member, member - 1)
 
 
+def _segment(size_bytes: float, group: GroupShape) -> float:
+    """Bytes that a tree hands on at once: a segment, or all of a part that is smaller."""
+    return min(segment_bytes(size_bytes), size_bytes / len(_axes(group)))
+
+
 def _depth(group: GroupShape) -> int:
     return sum(length // 2 for length in _axes(group))
 
@@ -134,7 +139,7 @@ class TorusAllReduce(_Torus):
         """One phase of ``2 (q - 1) + 2 sum(L // 2)`` steps."""
         if group.ranks == 1:
             return ()
-        piece = min(segment_bytes(size_bytes), size_bytes / len(_axes(group)))
+        piece = _segment(size_bytes, group)
         trees, parts = _trees(group)
         chains = _chains(group)
         edges = np.concatenate([trees, trees[:, ::-1], chains, chains[:, ::-1]])
@@ -171,7 +176,7 @@ class TorusBroadcast(_Torus):
         """One phase of ``(q - 1) + sum(L // 2)`` steps, after the parts have reached their roots."""
         if group.ranks == 1:
             return ()
-        piece = min(segment_bytes(size_bytes), size_bytes / len(_axes(group)))
+        piece = _segment(size_bytes, group)
         trees, parts = _trees(group)
         chains = _chains(group)
         roots = _roots(group)

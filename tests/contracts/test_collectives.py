@@ -107,8 +107,6 @@ def test_the_right_data_arrives_everywhere(key, group):
 
 @pytest.mark.parametrize(("key", "group"), CASES)
 def test_phases_carry_what_the_schedule_sends(key, group):
-    if key == ("broadcast", "ring"):
-        pytest.skip("counts the ring's idle edge")
     collective = COLLECTIVES[key]
     size = 5040.0 * 128
     sent = Counter()
@@ -129,6 +127,8 @@ def test_phases_carry_what_the_schedule_sends(key, group):
     if key[0] == "all_to_all" and group.ranks > 48:
         assert carried.total() == pytest.approx(sent.total())  # some partners stand for all
         return
+    if key == ("broadcast", "ring") and group.ranks > 1:
+        del carried[group.ranks - 1, 0]  # the edge back to the root is counted though it is idle
     assert dict(carried) == pytest.approx(dict(sent))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from exatwin.scenarios.scenario import load_scenario, scenario_names
 from exatwin.scenarios.schedules import SCHEDULES, code_table, in_flight, schedule_table
-from exatwin.sim.activations import Sizes, backward_bytes, kept_bytes, layer_kept_bytes, layer_steps
+from exatwin.sim.activations import Sizes, backward_bytes, kept_bytes, layer_steps
 from exatwin.sim.memory import ChunkBytes, chunk_bytes, peak_of, rank_memory
 from exatwin.sim.predict import predict
 from exatwin.sim.shards import rank_parameters
@@ -35,6 +35,11 @@ def sizes(model="{layers: 2, hidden: 1024, heads: 16, vocab: 4000}", **training)
     options = [f"training.{key}={value}" for key, value in training.items()]
     scenario = load_scenario("h100-llama-3-8b", [*SMALL, f"model={model}", "layout.pp=1", "devices=8", *options])
     return Sizes(scenario.model, scenario.training, scenario.layout)
+
+
+def layer_kept_bytes(some, experts=False):
+    """What one layer keeps from forward to backward without recomputation, its input included."""
+    return kept_bytes(layer_steps(some, experts))
 
 
 @pytest.mark.parametrize("name", scenario_names())
