@@ -28,6 +28,7 @@ from .words import counted, device_words, fact_text, layout_words, parameter_wor
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from ..scenarios.framework import StateBytes
     from ..scenarios.measurements import MeasuredRun
     from ..scenarios.published import PublishedRun
 
@@ -365,10 +366,13 @@ def _frameworks(found: list[str], screen: Screen) -> Sequence[RenderableType]:
     table = plain_table("framework", "precision", "weight", "gradient", "accum.", "optimizer")
     for name in found:
         framework = load_framework(name)
-        for index, (precision, states) in enumerate(framework.states.items()):
+        rows: list[tuple[str, StateBytes]] = list(framework.states.items())
+        rows += [(f"{precision} by unit", states) for precision, states in (framework.unit_states or {}).items()]
+        for index, (precision, states) in enumerate(rows):
             cells = (states.weight, states.gradient, states.accumulation, states.optimizer)
             table.add_row("" if index else name, precision, *(f"{cell:g}" for cell in cells))
-    return [table, indented("bytes a parameter before sharding", "dim")]
+    said = "bytes a parameter before sharding; by unit: where ZeRO shards weights unit by unit, if kept otherwise"
+    return [table, indented(said, "dim")]
 
 
 def _framework(name: str) -> Shown:

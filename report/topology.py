@@ -189,7 +189,7 @@ def link_maps(machine: Machine) -> list[RenderableType]:
         tables.append(group([table, *(indented(line) for line in _other_links(machine))]))
     elif node.switch_bandwidth:
         each = format_bandwidth(node.switch_bandwidth.value, 0)
-        tables.append(indented(f"{devices} {machine.device.word}s on one switch, {each} each way"))
+        tables.append(indented(f"{devices} {machine.device.words} on one switch, {each} each way"))
     return tables
 
 

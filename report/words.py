@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ..topology.units import format_bandwidth
+from ..topology.units import format_bandwidth, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ def counted(count: int, word: str) -> str:
     >>> counted(3072, "GCD"), counted(1, "node")
     ('3,072 GCDs', '1 node')
     """
-    return f"{count:,} {word}" + ("" if count == 1 else "s")
+    return f"{count:,} {word if count == 1 else plural(word)}"
 
 
 def device_words(machine: Machine, devices: int) -> str:
@@ -118,7 +118,7 @@ def _link(link: LinkFault, scenario: Scenario) -> str:
     a, b = link.between or (0, 0)
     if "switch" in (a, b):
         return f"link of {scenario.machine.device.word} {b if a == 'switch' else a} to the switch of node {link.node}"
-    return f"link between {scenario.machine.device.word}s {a} and {b} of node {link.node}"
+    return f"link between {scenario.machine.device.words} {a} and {b} of node {link.node}"
 
 
 def _rate(share: float) -> str:

@@ -99,6 +99,10 @@ class Sharding(BaseModel):
         default=True, description="the last unit of a forward stays gathered for the backward that follows at once"
     )
 
+    def by_unit(self, zero: int) -> bool:
+        """Whether weights are made whole, and gradients reduced, one unit of the model at a time."""
+        return zero == 3 or zero in self.gather_in_pass
+
 
 class Pipeline(BaseModel):
     """How activations travel between stages."""
@@ -123,6 +127,11 @@ class Framework(BaseModel):
     note: Text | None = None
     states: Annotated[dict[Precision, StateBytes], BeforeValidator(_with_fp8)] = Field(
         min_length=1, description="bytes a parameter, by precision; fp8 left out: as bf16"
+    )
+    unit_states: Annotated[dict[Precision, StateBytes], BeforeValidator(_with_fp8)] | None = Field(
+        default=None,
+        description="the same where ZeRO shards weights unit by unit (sharding.gather_in_pass, and stage 3); "
+        "left out, all or a precision: as states",
     )
     reduce: Reduce
     sharding: Sharding = Field(default_factory=Sharding, description="its ZeRO stages")
@@ -149,14 +158,23 @@ class Framework(BaseModel):
         """The precisions that it is described for."""
         return tuple(p for p in self.states if p in self.reduce.bytes and p in self.tied_reduce_bytes)
 
-    def state_bytes(self, precision: Precision) -> StateBytes:
-        """Bytes a parameter in a precision.
+    def state_bytes(self, precision: Precision, zero: int = 0) -> StateBytes:
+        """Bytes a parameter in a precision, before sharding.
+
+        Args:
+            precision: What the layers compute in.
+            zero: The ZeRO stage, for a framework whose weights that are sharded unit by unit are kept another way.
+
+        >>> load_framework("exatwin").state_bytes("bf16", zero=3).weight
+        0.0
 
         Raises:
             InputError: If the framework is not described for it.
         """
         if precision not in self.precisions:
             raise input_error(f"is not described for {precision}; it has {', '.join(self.precisions)}", where=self.name)
+        if self.unit_states and self.sharding.by_unit(zero) and precision in self.unit_states:
+            return self.unit_states[precision]
         return self.states[precision]
 
 

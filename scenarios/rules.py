@@ -235,7 +235,7 @@ def device_rules(parts: Parts, layout: Layout) -> tuple[int | None, list[Problem
         if devices is not None and devices != on_nodes:
             message = (
                 f"devices={devices} and nodes={nodes} disagree: {nodes} nodes of {machine.name} hold {on_nodes} "
-                f"{machine.device.word}s; give one of them, or nodes={-(-devices // machine.devices_per_node)}"
+                f"{machine.device.words}; give one of them, or nodes={-(-devices // machine.devices_per_node)}"
             )
             return None, [Problem("devices", message)]
         devices = on_nodes
@@ -257,13 +257,13 @@ def device_rules(parts: Parts, layout: Layout) -> tuple[int | None, list[Problem
     elif devices % replica:
         problems.append(Problem("devices", f"devices={devices} is not a multiple of {formula}; nearest: {near}"))
     if machine is not None:
-        word, total = machine.device.word, machine.device_count
+        words, total = machine.device.words, machine.device_count
         if devices > total:
             most = total // replica * replica or total
             problems.append(
                 Problem(
                     "devices",
-                    f"devices={devices} are more than the {total} {word}s of {machine.name} "
+                    f"devices={devices} are more than the {total} {words} of {machine.name} "
                     f"({machine.node_count} nodes of {machine.devices_per_node}); at most {most}",
                 )
             )
@@ -271,7 +271,7 @@ def device_rules(parts: Parts, layout: Layout) -> tuple[int | None, list[Problem
             problems.append(
                 Problem(
                     "devices",
-                    f"devices={devices} is not a whole number of nodes of {machine.devices_per_node} {word}s; "
+                    f"devices={devices} is not a whole number of nodes of {machine.devices_per_node} {words}; "
                     f"nearest: {near}",
                 )
             )

@@ -254,15 +254,15 @@ def scenario_from_document(
 def scenario_warnings(scenario: Scenario) -> tuple[str, ...]:
     """What is allowed and seldom meant."""
     layout, machine = scenario.layout, scenario.machine
-    word, on_node = machine.device.word, machine.devices_per_node
+    words, on_node = machine.device.words, machine.devices_per_node
     warnings = []
     if layout.tp > on_node > 1:  # where a node is one device, every group crosses nodes
         warnings.append(
-            f"tp={layout.tp} is wider than a node of {on_node} {word}s; every layer waits for the network between nodes"
+            f"tp={layout.tp} is wider than a node of {on_node} {words}; every layer waits for the network between nodes"
         )
     elif layout.tp < on_node and on_node % layout.tp and scenario.nodes > 1:
         warnings.append(
-            f"tp={layout.tp} does not divide the {on_node} {word}s of a node; some tensor-parallel groups cross nodes"
+            f"tp={layout.tp} does not divide the {on_node} {words} of a node; some tensor-parallel groups cross nodes"
         )
     if scenario.micro_batches < layout.pp:
         warnings.append(

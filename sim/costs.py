@@ -112,7 +112,7 @@ class _Costs:
             scenario.layout,
         )
         states = {**scenario.framework.states, scenario.training.precision: shards.state_bytes(scenario)}
-        self.framework = scenario.framework.model_copy(update={"states": states})
+        self.framework = scenario.framework.model_copy(update={"states": states, "unit_states": None})
         self.streams = WeightStreams(scenario, calibration)
         self._kinds: dict[tuple[bool, str], _Unit] = {}
 

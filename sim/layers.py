@@ -173,7 +173,8 @@ def _latent_projections(shapes: Shapes) -> list[Op]:
 
 def adds_in_product(shapes: Shapes, framework: Framework) -> bool:
     """Whether the product that makes a weight's gradient adds it to a sum in fp32 itself."""
-    return not framework.memory.fresh_gradients and framework.states[shapes.training.precision].accumulation == 4
+    states = framework.state_bytes(shapes.training.precision, shapes.layout.zero)
+    return not framework.memory.fresh_gradients and states.accumulation == 4
 
 
 def accumulate(parameters: int, shapes: Shapes, framework: Framework) -> Elementwise:
@@ -184,7 +185,7 @@ def accumulate(parameters: int, shapes: Shapes, framework: Framework) -> Element
     """
     if framework.reduce.in_pass(shapes.layout.zero, shapes.layout.pp) or not framework.memory.fresh_gradients:
         return Elementwise("accumulate", 0.0, 0)
-    states = framework.states[shapes.training.precision]
+    states = framework.state_bytes(shapes.training.precision, shapes.layout.zero)
     kept = states.accumulation or states.gradient
     new = states.gradient or shapes.element
     return Elementwise("accumulate", parameters * (new + 2 * kept))

@@ -92,7 +92,7 @@ def _units(scenario: Scenario, parameters: RankParameters, layers: Sequence[Sequ
     element = float(ELEMENT_BYTES[training.precision])
     everything = element * parameters.total
     if not by_unit(scenario):  # weights made from the fp32 ones for the passes, where no others stay
-        return everything if scenario.framework.states[training.precision].weight == 0 else 0.0
+        return everything if state_bytes(scenario).weight == 0 else 0.0
     sizes = Sizes(scenario.model, training, layout)
     units = sorted([unit_elements(steps) for steps in layers] + [sizes.vocab * scenario.model.hidden] * ends)[::-1]
     given_up = layout.zero == 3 and layout.reshard_after_forward

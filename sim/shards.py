@@ -166,7 +166,7 @@ def state_bytes(scenario: Scenario) -> StateBytes:
     else the gradient that the backward writes is the sum.
     """
     training = scenario.training
-    states = scenario.framework.states[training.precision]
+    states = scenario.framework.state_bytes(training.precision, scenario.layout.zero)
     element = ELEMENT_BYTES[training.precision]
     if training.accumulate_fp32 is None or element == 4:
         return states
@@ -206,8 +206,7 @@ def reshards(scenario: Scenario) -> bool:
 
 def by_unit(scenario: Scenario) -> bool:
     """Whether weights are made whole, and gradients reduced, one unit of the model at a time."""
-    zero = scenario.layout.zero
-    return zero == 3 or zero in scenario.framework.sharding.gather_in_pass
+    return scenario.framework.sharding.by_unit(scenario.layout.zero)
 
 
 def gathers_in_pass(scenario: Scenario) -> bool:

@@ -18,6 +18,7 @@ from .errors import InputError, Problem, input_error
 from .fabrics import Fabric
 from .facts import BandwidthFact, Count, CountFact, Entry, Fact, LatencyFact, PeakFact, PowerFact, SizeFact, facts_in
 from .files import build, bundled_names, looks_like_path, read_document
+from .units import plural
 
 PACKAGE = "exatwin.topology"
 FOLDER = "machines"
@@ -46,6 +47,11 @@ class Device(Entry):
     memory: SizeFact
     memory_bandwidth: BandwidthFact
     peak: dict[Precision, PeakFact] = Field(min_length=1)
+
+    @property
+    def words(self) -> str:
+        """What its users call several: GCDs, processes."""
+        return plural(self.word)
 
     @property
     def memory_bytes(self) -> float:
@@ -406,4 +412,4 @@ def _unknown_device(field: str, device: int, devices: int) -> Problem:
 
 
 def _counted(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+    return f"{count} {word if count == 1 else plural(word)}"

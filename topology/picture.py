@@ -66,7 +66,7 @@ def _rate(value: float | int | str) -> str:
 
 def _node_words(machine: Machine) -> str:
     node, device = machine.node, machine.device
-    counted = f", {machine.device_count:,} {device.word}s" if machine.devices_per_node > 1 else ""
+    counted = f", {machine.device_count:,} {device.words}" if machine.devices_per_node > 1 else ""
     lines = [f"{machine.node_count:,} nodes{counted} ({device.name})"]
     if node.kind == "point_to_point" and node.link_bandwidth:
         several = any(link.count > 1 for link in node.links)

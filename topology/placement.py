@@ -215,16 +215,16 @@ def _problems(spec: PlacementSpec, machine: Machine, ranks: int) -> Iterator[Pro
     """What can be told before nodes are looked for."""
     if spec.order not in ORDERS:
         yield Problem(f"{FIELD}.order", f"unknown order {spec.order!r}{nearest(spec.order, ORDERS)}")
-    per_node, word = machine.devices_per_node, machine.device.word
+    per_node, words = machine.devices_per_node, machine.device.words
     if spec.device_order is not None and sorted(spec.device_order) != list(range(per_node)):
         message = (
-            f"has to name each of the {per_node} {word}s of a node once, 0 to {per_node - 1}, "
+            f"has to name each of the {per_node} {words} of a node once, 0 to {per_node - 1}, "
             f"but is {_shown(spec.device_order)}"
         )
         yield Problem(f"{FIELD}.device_order", message)
     if ranks > machine.device_count:
         yield Problem(
-            FIELD, f"{ranks} ranks are more than the {machine.device_count} {word}s of {machine.name}, one a rank"
+            FIELD, f"{ranks} ranks are more than the {machine.device_count} {words} of {machine.name}, one a rank"
         )
     if spec.groups is not None and spec.nodes != "spread":
         yield Problem(f"{FIELD}.groups", "goes with nodes: spread")
@@ -249,7 +249,7 @@ def _list_problems(listed: tuple[int, ...], machine: Machine, nodes: int) -> Ite
     if len(listed) != nodes:
         per_node = machine.devices_per_node
         message = (
-            f"lists {len(listed)} nodes, but the ranks fill {nodes} of {per_node} {machine.device.word}s; "
+            f"lists {len(listed)} nodes, but the ranks fill {nodes} of {per_node} {machine.device.words}; "
             f"list {nodes}, or run {len(listed) * per_node} ranks"
         )
         yield Problem(field, message)

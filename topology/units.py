@@ -159,3 +159,12 @@ def format_flop_rate(value: float, digits: int = 1) -> str:
     """
     steps = [(1e18, "EFLOP/s"), (1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1.0, "FLOP/s")]
     return _scaled(value, steps, digits)
+
+
+def plural(word: str) -> str:
+    """Several of what a word names.
+
+    >>> plural("GPU"), plural("process")
+    ('GPUs', 'processes')
+    """
+    return word + ("es" if word.endswith("s") else "s")

@@ -5,6 +5,7 @@ gets a time, latency plus bytes over bandwidth, and the least wins. Here the fig
 that the calibration has, not the library's own. Fujitsu MPI: its decision file for Fugaku as
 HLC-Lab/bine_trees_fugaku publishes it (fjmpi-dectree.conf), and MPI user's guide, 6.12 and 8.3.
 oneCCL: developer guide 2021.13, environment variables: on device buffers the default is topo, in the node, then across.
+gloo: GitHub pytorch/gloo, allreduce.cc (the ring is its default), allgather.cc, broadcast.cc and alltoall.cc.
 MPICH: Thakur, Rabenseifner and Gropp 2005, doi 10.1177/1094342005051521, section 5.
 """
 
@@ -127,6 +128,8 @@ def choose(
     if figures.library == "oneCCL" and (op, "hierarchical") in COLLECTIVES:
         names = ["hierarchical"] if not COLLECTIVES[op, "hierarchical"].refuses(group) else ["ring"]
         return _least(op, size_bytes, group, figures, names, named, "oneCCL's topo: inside the node, then across")
+    if figures.library == "gloo" and op in _GLOO:
+        return Choice(COLLECTIVES[op, _GLOO[op]], None, "gloo's default")
     name, rule = (_fujitsu if figures.library == "Fujitsu MPI" else _mpich)(op, size_bytes, group, figures)
     return Choice(COLLECTIVES[op, name], None, rule)
 
@@ -136,6 +139,14 @@ _NCCL = {
     "all_gather": ("ring",),
     "reduce_scatter": ("ring",),
     "broadcast": ("ring",),
+}
+
+_GLOO = {
+    "all_reduce": "ring",
+    "all_gather": "ring",
+    "reduce_scatter": "ring",
+    "broadcast": "binomial",
+    "all_to_all": "direct",
 }
 
 

@@ -19,8 +19,18 @@ def problems_of(framework="deepspeed", machine="frontier", devices=64, **layout)
 @pytest.mark.parametrize(
     ("framework", "layout", "field", "said"),
     [
-        ("megatron", {"zero": 3}, "zero", "megatron has no zero=3; it has zero=0, 1; zero=3 is in deepspeed, fsdp, "),
-        ("deepspeed", {"zero": 2, "pp": 4}, "zero", "has no zero=2 with pp=4; it has zero=0, 1; zero=2 is in fsdp2"),
+        (
+            "megatron",
+            {"zero": 3},
+            "zero",
+            "megatron has no zero=3; it has zero=0, 1; zero=3 is in deepspeed, exatwin, ",
+        ),
+        (
+            "deepspeed",
+            {"zero": 2, "pp": 4},
+            "zero",
+            "has no zero=2 with pp=4; it has zero=0, 1; zero=2 is in exatwin, fs",
+        ),
         ("fsdp", {"zero": 1}, "zero", "fsdp has no zero=1; it has zero=0, 2, 3"),
         ("deepspeed", {"zero": 3, "shard_group": 7}, "shard_group", "7 does not divide the 64 replicas (dp x cp)"),
         ("deepspeed", {"zero": 0, "shard_group": 8}, "shard_group", "shards nothing with zero=0; set zero=1, 2 or 3"),
@@ -74,6 +84,31 @@ def test_a_frameworks_stages_are_in_order_and_those_with_a_pipeline_among_them(n
     assert set(sharding.pipeline_stages) <= set(sharding.stages)
     assert 0 in sharding.pipeline_stages
     assert framework.states.keys() == framework.reduce.bytes.keys() == framework.tied_reduce_bytes.keys()
+
+
+@pytest.mark.parametrize(
+    ("precision", "zero", "kept"),
+    [
+        ("bf16", 1, (2, 0, 4, 12)),
+        ("bf16", 2, (0, 0, 4, 12)),
+        ("bf16", 3, (0, 0, 4, 12)),
+        ("fp8", 3, (0, 0, 4, 12)),
+        ("fp32", 0, (4, 0, 4, 8)),
+        ("fp32", 3, (4, 4, 0, 8)),
+    ],
+)
+def test_weights_sharded_by_unit_may_be_kept_another_way(precision, zero, kept):
+    states = load_framework("exatwin").state_bytes(precision, zero)
+    assert (states.weight, states.gradient, states.accumulation, states.optimizer) == kept
+
+
+@pytest.mark.parametrize("name", framework_names())
+def test_without_a_second_way_a_precision_is_kept_one_way_at_all_stages(name):
+    framework = load_framework(name)
+    alone = framework.model_copy(update={"unit_states": None})
+    for precision in framework.precisions:
+        for zero in (0, 1, 2, 3):
+            assert alone.state_bytes(precision, zero) == framework.states[precision]
 
 
 def test_fp8_keeps_and_sends_what_bf16_does_unless_said():

@@ -72,6 +72,22 @@ def test_fujitsu_mpi_switches_where_its_decision_file_does():
     assert choose("all_reduce", 2**20, GroupShape(6, 6), own).algorithm == "ring"
 
 
+def test_gloo_runs_rings_whatever_the_size():
+    own, group = load_calibration("local-gloo").network, GroupShape(4, 1, 4)
+    ops = ("all_reduce", "all_gather", "reduce_scatter")
+    assert {choose(op, size, group, own).algorithm for op in ops for size in (8, 2**30)} == {"ring"}
+    assert choose("send", 8, group, own).algorithm == "direct"
+
+
+def test_the_bundled_figures_of_gloo_give_back_what_was_measured():
+    """The largest and the smallest message of two processes on the host that they were measured on."""
+    ways, pair, own = routes("local", 1), np.arange(2), load_calibration("local-gloo").network
+    measured = {("all_reduce", 4096): 0.53e-3, ("all_reduce", 64 * MIB): 46.7e-3}
+    measured |= {("send", 4096): 0.11e-3, ("send", 64 * MIB): 18.9e-3}
+    for (op, size), seconds in measured.items():
+        assert collective_s(op, size, pair, ways, own).seconds == pytest.approx(seconds, rel=0.02)
+
+
 def test_a_message_changes_to_rendezvous():
     ways = routes("fugaku", 8)
     pair = np.array([0, 1])

@@ -56,6 +56,10 @@ def test_the_ranks_of_all_stages_hold_the_model(name):
         ("deepspeed", 3, [], []),
         ("fsdp", 2, [], []),
         ("fsdp2", 3, [], []),
+        ("exatwin", 0, [("dp", "all_reduce")], []),
+        ("exatwin", 1, [("dp", "reduce_scatter")], [("dp", "all_gather")]),
+        ("exatwin", 2, [], []),
+        ("exatwin", 3, [], []),
     ],
 )
 def test_what_the_passes_leave_for_the_end_of_a_step(framework, zero, after_backward, after_optimizer):
@@ -133,6 +137,7 @@ def test_every_replica_is_once_in_a_shard_group_and_once_in_a_group_of_copies(si
         ("deepspeed", None, (2, 0), 2),
         ("deepspeed", True, (0, 4), 2),
         ("fsdp2", True, (0, 4), 4),
+        ("exatwin", None, (0, 4), 4),
     ],
 )
 def test_gradients_are_added_up_and_sent_as_the_training_asks(framework, fp32, states, wire):

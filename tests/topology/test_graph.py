@@ -176,10 +176,11 @@ def test_a_part_that_is_not_there_cannot_be_drawn(frontier):
 
 @pytest.mark.parametrize("name", machine_names())
 def test_every_summary_tells_bisection_taper_and_diameter(name):
-    summary = fabric_summary(load_machine(name))
+    machine = load_machine(name)
+    summary = fabric_summary(machine)
     assert summary["bisection_bytes_per_s"] > 0
     assert summary["taper"] > 0
-    assert summary["diameter_hops"] >= 1
+    assert summary["diameter_hops"] >= 1 or machine.node_count == 1
     assert all(isinstance(value, (int, float, str)) for value in summary.values())
 
 

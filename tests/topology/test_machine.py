@@ -19,7 +19,7 @@ from exatwin.topology.machine import Machine, load_machine, machine_from_documen
 
 BUNDLED = [
     *("alps", "aurora", "aws-p5", "dgx-b200", "dgx-h100", "dgx-h200", "frontier", "fugaku", "gb200-nvl72"),
-    *("gpt-neox-a100-40", "jean-zay-a100", "jean-zay-v100", "jean-zay-v100-16", "lumi-g", "mi300x-node"),
+    *("gpt-neox-a100-40", "jean-zay-a100", "jean-zay-v100", "jean-zay-v100-16", "local", "lumi-g", "mi300x-node"),
     *("mosaic-a100", "mosaic-a100-40", "mosaic-h100", "selene", "vtrain-a100"),
 ]
 
