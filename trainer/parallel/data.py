@@ -264,6 +264,7 @@ class FlatReplicas:
         """The stage itself."""
         return stage
 
+    @torch.no_grad()
     def begin(self) -> None:
         """No gradients yet."""
         for family in self._families:
@@ -280,6 +281,7 @@ class FlatReplicas:
                 if place.parameter.grad is not None:
                     self._adder(family.gradients, place)(place.parameter)
 
+    @torch.no_grad()
     def reduce(self) -> None:
         """Sums over the tensor ranks, over the two copies of a tied embedding, and over the replicas."""
         for family in self._families:
@@ -295,6 +297,7 @@ class FlatReplicas:
             else:
                 family.owned.gradient = family.channel.reduce_scatter(family.gradients)
 
+    @torch.no_grad()
     def publish(self) -> None:
         """The new weights, from all ranks that updated them."""
         for family in self._families:
@@ -407,6 +410,7 @@ class DistributedReplicas:
         """The wrapped stage."""
         return self._wrapped
 
+    @torch.no_grad()
     def begin(self) -> None:
         """No gradients yet."""
         self._wrapped.zero_grad(set_to_none=False)
@@ -422,11 +426,13 @@ class DistributedReplicas:
             last.exposed.append((last.began, self._channel.log.clock.stamp()))
             self._calls = []
 
+    @torch.no_grad()
     def reduce(self) -> None:
         """Done already."""
         for owned, parameter in zip(self.owned, self._parameters, strict=True):
             owned.gradient = parameter.grad
 
+    @torch.no_grad()
     def publish(self) -> None:
         """Every rank has updated all."""
 
@@ -575,6 +581,7 @@ class ShardedReplicas:
         """The stage itself."""
         return stage
 
+    @torch.no_grad()
     def begin(self) -> None:
         """No gradients yet."""
         for parameter in self._parameters:
@@ -593,6 +600,7 @@ class ShardedReplicas:
                 if isinstance(module, FSDPModule):
                     module.reshard()
 
+    @torch.no_grad()
     def reduce(self) -> None:
         """What is left: sums over the tensor ranks, and over the two copies of a tied embedding."""
         partial = [_gradient(p) for p in self._parameters if spec_of(p).partial]
@@ -607,6 +615,7 @@ class ShardedReplicas:
                 self.grid["embedding"].all_reduce(_gradient(parameter))
             owned.gradient = _gradient(parameter)
 
+    @torch.no_grad()
     def publish(self) -> None:
         """The next forward gathers the new weights; gradients are given up."""
         for owned, parameter in zip(self.owned, self._parameters, strict=True):

@@ -53,7 +53,7 @@ class LoggedStage(PipelineStage):
             grid.device,
             input_args=sample[0],
             output_args=sample[1],
-            group=grid["pp"].group,
+            group=grid.mesh.get_group("pp") if grid.mesh is not None else None,
         )
         self._grid, self._replicas, self._done, self._stage = grid, replicas, done, stage
 
