@@ -200,6 +200,121 @@ class Engine:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """How a figure varied over the steps that count.
+
+    Attributes:
+        median: Of them.
+        p10: One in ten is below.
+        p90: One in ten is above.
+        cv: Standard deviation over the mean.
+    """
+
+    median: float
+    p10: float
+    p90: float
+    cv: float
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """One step of a real run.
+
+    Attributes:
+        step: Its number, from 0.
+        loss: Mean over the tokens of the global batch.
+        gradient_norm: Before clipping; None where it overflowed.
+        step_s: Seconds of the slowest rank, waiting for data included.
+        data_s: Of those, the wait for data.
+        skipped: An overflow left the weights as they were.
+        counted: It is past the warm-up, and no profiler or checkpoint disturbed it.
+    """
+
+    step: int
+    loss: float
+    gradient_norm: float | None
+    step_s: float
+    data_s: float
+    skipped: bool
+    counted: bool
+
+
+@dataclass(frozen=True)
+class RankMeasurement:
+    """One rank of a real run: medians over the steps that count.
+
+    Attributes:
+        rank: Its number; ``pp``, ``dp``, ``cp`` and ``tp`` say where it stands.
+        host: Where it ran.
+        parameters: Parameters that it holds before ZeRO shards them.
+        breakdown_s: Its own step by part.
+        comm: What it sent.
+        memory: Bytes at its peak by part; activations are what the peak has beside the known parts.
+        peak_bytes: The peak of the step.
+        reserved_bytes: What the allocator held then; on a CPU the peak.
+    """
+
+    rank: int
+    pp: int
+    dp: int
+    cp: int
+    tp: int
+    host: str
+    parameters: int
+    breakdown_s: Breakdown
+    comm: tuple[CommRecord, ...]
+    memory: MemoryParts
+    peak_bytes: float
+    reserved_bytes: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The answer of a real run to one scenario; its fields are those of a `Prediction`, and what only a run can tell.
+
+    Seconds, bytes, FLOP/s of one device. Times are medians over the steps that count.
+
+    Attributes:
+        spread_s: Of the step, so that a noisy host says how noisy it was.
+        steps: Every step.
+        warmup_steps: Steps before the run was steady, found from their times.
+        data_s: Median wait for data.
+        noise_scale: Gradient noise scale in sequences (McCandlish et al. 2018, arXiv 1812.06162, section 2.2); None
+            where one replica makes all gradients, so that there is none to compare.
+        profiler_overhead: Share by which profiled steps were slower than those that count; None without profiler.
+        ranks: What each rank saw.
+        environment: Versions, devices and load of the hosts.
+    """
+
+    scenario: dict[str, Any]
+    step_s: float
+    samples_per_s: float
+    tokens_per_s: float
+    tflops_per_device: FlopRates
+    mfu: float
+    hfu: float
+    breakdown_s: Breakdown
+    slowest_stage: int
+    comm: tuple[CommRecord, ...]
+    stages: tuple[StageTime, ...]
+    memory: Memory
+    interval: Interval
+    spread_s: Spread
+    steps: tuple[MeasuredStep, ...]
+    warmup_steps: int
+    data_s: float
+    noise_scale: float | None
+    profiler_overhead: float | None
+    ranks: tuple[RankMeasurement, ...]
+    environment: dict[str, Any]
+    warnings: tuple[str, ...] = field(default=())
+
+    def document(self, version: str) -> dict[str, Any]:
+        """The JSON document of ``--json``; ``tflops_per_device`` in 1e12 FLOP/s."""
+        return _document(self, version)
+
+
+@dataclass(frozen=True)
 class Prediction:
     """The answer of the simulated run to one scenario. Seconds, bytes, FLOP/s of one device."""
 
@@ -229,12 +344,18 @@ class Prediction:
 
         The engine's wall time is left out, so that the same input gives the same document.
         """
-        document: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
-        document.update(dataclasses.asdict(self))
-        document["tflops_per_device"] = {
-            "model": self.tflops_per_device.model / 1e12,
-            "hardware": self.tflops_per_device.hardware / 1e12,
-        }
+        document = _document(self, version)
         del document["engine"]["wall_s"]
-        document["exatwin_version"] = version
         return document
+
+
+def _document(answer: Prediction | Measurement, version: str) -> dict[str, Any]:
+    """The fields of an answer as plain JSON types, with the schema's version first and the program's last."""
+    document: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
+    document.update(dataclasses.asdict(answer))
+    document["tflops_per_device"] = {
+        "model": answer.tflops_per_device.model / 1e12,
+        "hardware": answer.tflops_per_device.hardware / 1e12,
+    }
+    document["exatwin_version"] = version
+    return document

@@ -6,7 +6,8 @@ has a rank send, as in the prediction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,10 +54,24 @@ class Call:
 
 @dataclass
 class CommLog:
-    """What a rank sent since the log was last emptied."""
+    """What a rank sent since the log was last emptied, and when it ran something a second time.
+
+    Attributes:
+        clock: Of the device.
+        calls: What was sent.
+        second_runs: Points in time between which recomputation ran.
+    """
 
     clock: Clock
     calls: list[Call] = field(default_factory=list)
+    second_runs: list[tuple[Any, Any]] = field(default_factory=list)
+
+    @contextmanager
+    def second_run(self) -> Iterator[None]:
+        """Around recomputation."""
+        began = self.clock.stamp()
+        yield
+        self.second_runs.append((began, self.clock.stamp()))
 
     def blocking(self, group: str, op: str, sent: float, run: Callable[[], Any]) -> Any:
         """Run a call that the rank waits for, and log it."""
@@ -73,10 +88,11 @@ class CommLog:
         self.calls.append(call)
         return call
 
-    def take(self) -> list[Call]:
-        """The calls so far; the log is empty afterwards."""
-        calls, self.calls = self.calls, []
-        return calls
+    def take(self) -> tuple[list[Call], list[tuple[Any, Any]]]:
+        """The calls and second runs so far; the log is empty afterwards."""
+        taken = self.calls, self.second_runs
+        self.calls, self.second_runs = [], []
+        return taken
 
 
 class LoggedWork(dist.Work):

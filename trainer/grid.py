@@ -146,7 +146,7 @@ def build_grid(scenario: Scenario, rank: int, device: torch.device, log: CommLog
     """The place, mesh and groups of a rank; every rank of the job calls it, for groups are made together."""
     layout = scenario.layout
     tables = group_tables(scenario)
-    alone = scenario.devices == 1
+    alone = not dist.is_initialized()
     made: dict[tuple[tuple[int, ...], ...], Any] = {}
     channels = {
         kind: _channel(kind, [tuple(int(r) for r in row) for row in table], rank, log, made)

@@ -22,7 +22,7 @@ from .optimizer import FIRST_SCALE, LossScale, adam, update
 from .parallel.context import positions
 from .parallel.data import Replicas, replicas_of, storage_type
 from .parallel.pipeline import Done, build_pipeline
-from .parallel.tensor import cross_entropy
+from .parallel.tensor import cross_entropy, local
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -42,6 +42,9 @@ class StepRecord:
         ended: After the new weights are there.
         done: The passes.
         calls: What was sent.
+        second_runs: Between which points recomputation ran.
+        noise: Squared norms of the gradients of one replica, on average, and of all; None where they are not known.
+        stopped: Whether some rank was asked to stop.
     """
 
     step: int
@@ -55,6 +58,9 @@ class StepRecord:
     ended: Any
     done: tuple[Done, ...]
     calls: tuple[Call, ...]
+    second_runs: tuple[tuple[Any, Any], ...]
+    noise: tuple[float, float] | None = None
+    stopped: bool = False
 
 
 @dataclass
@@ -96,6 +102,8 @@ class Trainer:
             balanced=self.balanced,
         )
         self.stages = build_stages(build, stages_of(scenario, grid.place.pp))
+        held = {id(p): p for stage in self.stages for p in stage.parameters()}
+        self._parameters = sum(local(p).numel() for p in held.values())
         self.replicas = replicas_of(scenario, grid, self.stages, self.dtype)
         self.optimizer = adam(self.replicas.owned, self.learning_rate)
         fp16 = scenario.training.precision == "fp16"
@@ -116,11 +124,20 @@ class Trainer:
         each = self.scenario.training.global_batch // self.scenario.dp
         return self.grid.place.dp * each, each
 
-    def passes(self, batch: np.ndarray) -> float:
-        """Forward and backward of this rank's sequences; gives the mean loss of the global batch.
+    @property
+    def parameters(self) -> int:
+        """Parameters that this rank holds before ZeRO shards them."""
+        return self._parameters
+
+    def passes(self, batch: np.ndarray, *, stop: bool = False) -> tuple[float, bool]:
+        """Forward and backward of this rank's sequences.
 
         Args:
             batch: (sequences of this replica, seq_len + 1) token numbers.
+            stop: Whether this rank was asked to stop.
+
+        Returns:
+            The mean loss of the global batch, and whether any rank was asked to stop.
         """
         device = self.grid.device
         tokens = torch.from_numpy(batch[:, :-1][:, self._here].copy()).to(device)
@@ -132,7 +149,7 @@ class Trainer:
             first, last = self.stages[0].is_first, any(stage.is_last for stage in self.stages)
             arguments = (tokens,) if first else ()
             self._pipeline.step(*arguments, target=targets if last else None, return_outputs=False)
-        return self._mean_loss()
+        return self._told(stop)
 
     def _without_pipeline(self, tokens: torch.Tensor, targets: torch.Tensor) -> None:
         (stage,) = self.stages
@@ -156,24 +173,28 @@ class Trainer:
         parts = self.scenario.micro_batches * self.scenario.dp * self.scenario.layout.cp
         return mean * (self.scale.scale / parts)
 
-    def _mean_loss(self) -> float:
-        """Of the global batch; the stages before the last have none, and hear it from it."""
+    def _told(self, stop: bool) -> tuple[float, bool]:
+        """What every rank is to know: stages before the last have no loss, and a request to stop may come to one."""
         mine = sum(self._losses, torch.zeros((), device=self.grid.device)).double()
+        asked = torch.full_like(mine, float(stop))
+        losses, asks = self.grid["world"].all_reduce(torch.stack([mine, asked])).tolist()
         parts = self.scenario.micro_batches * self.scenario.dp * self.scenario.layout.cp * self.grid.tp.size
-        return float(self.grid["world"].all_reduce(mine)) / parts
+        return losses / parts, asks > 0
 
-    def step(self, number: int, batch: np.ndarray) -> StepRecord:
+    def step(self, number: int, batch: np.ndarray, *, stop: bool = False) -> StepRecord:
         """One step of training.
 
         Args:
             number: Of the step.
             batch: (sequences of this replica, seq_len + 1) token numbers.
+            stop: Whether this rank was asked to stop.
         """
-        clock = self.grid.log.clock
+        clock, scale = self.grid.log.clock, self.scale.scale
         self.replicas.begin()
         began = clock.stamp()
-        loss = self.passes(batch)
+        loss, stopped = self.passes(batch, stop=stop)
         passed = clock.stamp()
+        alone = self.replicas.squared_norm_alone(self.grid["world"])
         self.replicas.reduce()
         reduced = clock.stamp()
         norm = update(
@@ -188,9 +209,26 @@ class Trainer:
         ended = clock.stamp()
         clock.settle()
         done, self._done[:] = tuple(self._done), []
-        calls = tuple(self.grid.log.take())
+        calls, second_runs = self.grid.log.take()
         skipped = self.scale.moves and not np.isfinite(norm)
-        return StepRecord(number, loss, norm, skipped, began, passed, reduced, updated, ended, done, calls)
+        # One replica's gradients lack the division by the replicas that the loss has for all.
+        noise = None if alone is None or skipped else (alone * self.scenario.dp**2 / scale**2, norm**2)
+        return StepRecord(
+            number,
+            loss,
+            norm,
+            skipped,
+            began,
+            passed,
+            reduced,
+            updated,
+            ended,
+            done,
+            tuple(calls),
+            tuple(second_runs),
+            noise,
+            stopped,
+        )
 
 
 def build_stages(build: Build, numbers: Sequence[int]) -> list[Stage]:

@@ -2,7 +2,7 @@
 
 A decoder-only transformer: learned, rotary or ALiBi positions, layer or RMS norms, plain or gated MLPs, grouped-query
 or latent attention, tied or separate head, experts. Each weight knows how it is cut (`Spec`); with tensor parallelism
-it is a DTensor on the tensor ranks, so that checkpoints and FSDP know the whole, and blocks compute with the local part.
+it is a DTensor on the tensor ranks, so that checkpoints and FSDP know the whole; blocks compute with the local part.
 Names are those of the whole model, whatever stage a layer stands on.
 
 Shapes: B sequences in the micro-batch, S tokens of each on this rank, s those of the stream (S, or S / tp with sequence
@@ -135,12 +135,22 @@ class Build:
         """A part of a layer, run again in the backward where selective recomputation names it."""
         if mode != "selective" or op not in self.layout.recompute_ops:
             return function
-        return lambda *tensors: again(function, *tensors)
+        return lambda *tensors: again(function, self.grid, *tensors)
 
 
-def again(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
-    """Run a function that keeps nothing and runs, whole, a second time in the backward."""
-    return checkpoint(function, *tensors, use_reentrant=False, preserve_rng_state=False, early_stop=False)  # type: ignore[no-any-return]
+def again(function: Callable[..., torch.Tensor], grid: Grid, *tensors: torch.Tensor) -> torch.Tensor:
+    """Run a function that keeps nothing and runs, whole, a second time in the backward; that time is noted."""
+    runs = 0
+
+    def noted(*inputs: torch.Tensor) -> torch.Tensor:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            return function(*inputs)
+        with grid.log.second_run():
+            return function(*inputs)
+
+    return checkpoint(noted, *tensors, use_reentrant=False, preserve_rng_state=False, early_stop=False)  # type: ignore[no-any-return]
 
 
 class Norm(nn.Module):
@@ -537,7 +547,7 @@ class Stage(nn.Module):
                 shared = self.embedding = Embedding(build, words_only=True)
             self.head = Head(build, shared if model.tied else None)
             self.ahead = nn.ModuleList([Ahead(build, further) for further in range(model.mtp_layers)])
-        self.dtype = build.dtype
+        self.dtype, self.grid = build.dtype, build.grid
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Token numbers (B S) or the stream (B s H), to the stream or the logits (B S V)."""
@@ -545,7 +555,7 @@ class Stage(nn.Module):
             assert self.embedding is not None
             x = self.embedding(x)
         for name, layer in self.layers.items():
-            x = again(layer, x) if self.modes[name] == "full" else layer(x)
+            x = again(layer, self.grid, x) if self.modes[name] == "full" else layer(x)
         return x if self.head is None else self.head(x)
 
     def specs(self) -> Iterator[tuple[str, nn.Parameter]]:

@@ -5,6 +5,7 @@ Works on the runs of elements that a rank owns (`parallel.data.Owned`), whatever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,7 +73,7 @@ def update(
     Where it is not finite nothing is updated.
     """
     norm = float(squared_norm(owned, world).sqrt()) / scale.scale
-    finite = norm == norm and norm != float("inf")
+    finite = math.isfinite(norm)
     if finite:
         factor = 1.0 / scale.scale
         if clip and norm > MOST_NORM:

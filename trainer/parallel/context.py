@@ -2,8 +2,8 @@
 
 With ring and all_gather a rank holds the first and the last of 2 c pieces in pairs (rank i the pieces i and
 2 c - 1 - i), so that the causal mask leaves every rank the same work; with all_to_all its tokens are neighbours. Ring:
-keys and values go round, and blocks of attention are joined by the logarithms of their sums. all_gather: keys and values
-of all ranks are gathered. all_to_all: each rank gets all tokens of its share of the heads.
+keys and values go round, and blocks of attention are joined by the logarithms of their sums. all_gather: keys and
+values of all ranks are gathered. all_to_all: each rank gets all tokens of its share of the heads.
 
 Sources: Liu et al. 2023, arXiv 2310.01889 (ring); Llama team 2024, arXiv 2407.21783, section 3.3.2 (gathered keys and
 values, pairs of pieces); Jacobs et al. 2023, arXiv 2309.14509 (all-to-all). torch's own context_parallel fails on CPUs.

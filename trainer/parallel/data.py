@@ -77,6 +77,10 @@ class Replicas(Protocol):
         """After each backward, whole or half, of a stage."""
         ...
 
+    def squared_norm_alone(self, world: Channel) -> float | None:
+        """After the last backward: the mean over the replicas of their own gradients' squared norm, if it is known."""
+        ...
+
     def reduce(self) -> None:
         """After the last backward: `owned` has its summed gradients."""
         ...
@@ -282,6 +286,23 @@ class FlatReplicas:
                     self._adder(family.gradients, place)(place.parameter)
 
     @torch.no_grad()
+    def squared_norm_alone(self, world: Channel) -> float | None:
+        """Of dense parameters alone: with context parallelism or experts no rank has a replica's gradients."""
+        scenario = self._scenario
+        if scenario.dp == 1 or scenario.layout.cp > 1 or len(self._families) > 1:
+            return None
+        (family,) = self._families
+        if family.partial[1] > family.partial[0]:
+            return None
+        total = torch.zeros((), dtype=torch.float64, device=self._grid.device)
+        for place in family.places:
+            spec, part = spec_of(place.parameter), family.gradients[place.begin : place.end]
+            if _copied(scenario, spec):
+                return None
+            total += part.dot(part).double() / (self._grid.tp.size if spec.cut is None else 1)
+        return float(world.all_reduce(total)) / scenario.dp
+
+    @torch.no_grad()
     def reduce(self) -> None:
         """Sums over the tensor ranks, over the two copies of a tied embedding, and over the replicas."""
         for family in self._families:
@@ -425,6 +446,10 @@ class DistributedReplicas:
             last = self._calls[-1]
             last.exposed.append((last.began, self._channel.log.clock.stamp()))
             self._calls = []
+
+    def squared_norm_alone(self, world: Channel) -> float | None:
+        """Not known: buckets are summed as they come."""
+        return None
 
     @torch.no_grad()
     def reduce(self) -> None:
@@ -599,6 +624,10 @@ class ShardedReplicas:
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
+
+    def squared_norm_alone(self, world: Channel) -> float | None:
+        """Not known: units are summed as they come."""
+        return None
 
     @torch.no_grad()
     def reduce(self) -> None:
