@@ -193,6 +193,11 @@ def scenario_from_document(
         name = layout["schedule"].strip()
         if is_file(name) and not name.startswith("~"):
             layout["schedule"] = str(folder / name)
+    training = fields.get("training")
+    if folder is not None and isinstance(training, dict) and isinstance(training.get("data"), str):
+        name = training["data"].strip()
+        if name and not name.startswith("~"):  # always a path, whatever it looks like: no data has a bundled name
+            training["data"] = str(folder / name)
     if overrides:
         apply_overrides(fields, overrides, where, ScenarioFile.model_fields)
         where = " ".join([where, *(f"--set {option}" for option in overrides)])

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .fields import Count, Extent, Factor, Flag, Precision, Probability, Tokens
+from .fields import Count, Extent, Factor, Flag, Precision, Probability, Text, Tokens
 
 
 class Training(BaseModel):
@@ -31,3 +31,8 @@ class Training(BaseModel):
         default=None, description="tokens an expert takes at most, over its even share; the rest are dropped"
     )
     expert_imbalance: Factor = Field(default=1.0, description="tokens of the busiest expert rank, over the mean")
+    data: Text | None = Field(
+        default=None,
+        description="text or token file, or a folder of text, that the trainer reads; left out: the source of Python's "
+        "standard library. The simulator ignores it",
+    )

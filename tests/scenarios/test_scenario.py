@@ -223,6 +223,35 @@ def test_paths_in_a_file_start_at_the_file(tmp_path, monkeypatch):
     assert scenario_from_document(scenario.document()) == scenario
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("tokens", "deep/tokens"),
+        (" ../all.npy ", "deep/../all.npy"),
+        ("/data/all.bin", "/data/all.bin"),
+        ("~/x.txt", "~/x.txt"),
+    ],
+)
+def test_the_training_data_stand_beside_the_file_that_names_them(tmp_path, monkeypatch, written, read):
+    """Every name is a path, also one without a suffix; what an override names starts at the working directory."""
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "mine.yaml").write_text(yaml.safe_dump(changed(training__data=written)))
+    monkeypatch.chdir(tmp_path)
+    scenario = load_scenario("deep/mine.yaml")
+    assert scenario.training.data == read
+    assert scenario_from_document(scenario.document()) == scenario
+    assert load_scenario("deep/mine.yaml", ["training.data=here.txt"]).training.data == "here.txt"
+    assert load_scenario("deep/mine.yaml", ["training.data=null"]).training.data is None
+
+
+@pytest.mark.parametrize("data", ["", "  ", 3, ["a.txt"]])
+def test_training_data_of_no_name_are_refused(tmp_path, data):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(changed(training__data=data)))
+    with pytest.raises(InputError, match=r"training\.data"):
+        load_scenario(str(path))
+
+
 @pytest.mark.parametrize("suffix", ["json", "toml", "yml"])
 def test_json_and_toml_say_the_same(tmp_path, suffix):
     path = tmp_path / f"small.{suffix}"
