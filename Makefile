@@ -75,7 +75,7 @@ types: $(VENV)/dev.stamp
 	@rm -rf build/lib build/plain
 	@$(PIP) --no-build-isolation --no-deps --target build/plain .
 	@rm -rf build/lib build/bdist.*
-	@MYPYPATH=build/plain $(RUN) -m mypy -p exatwin.topology -p exatwin.scenarios -p exatwin.sim -p exatwin.twin -p exatwin.report -m exatwin.cli
+	@MYPYPATH=build/plain $(RUN) -m mypy -p exatwin.topology -p exatwin.scenarios -p exatwin.sim -p exatwin.twin -p exatwin.report -p exatwin.trainer -m exatwin.cli
 
 tests: $(VENV)/dev.stamp
 	@echo '--- tests'

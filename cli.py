@@ -14,12 +14,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from ._version import __version__
-from .topology.errors import InputError, input_error, nearest
+from .topology.errors import InputError, RunError, input_error, nearest
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -203,6 +204,95 @@ def simulate(
 
 
 @cli.command()
+@click.argument("scenario", type=BundledName("scenarios"), metavar="NAME|PATH")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a field; may be repeated.")
+@click.option("--steps", type=click.IntRange(1, 10**9), default=20, show_default=True, help="Steps of the whole run.")
+@click.option("--data", metavar="FILE", help="Text or token file; left out: the scenario's, or Python's own source.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of weights and data.")
+@click.option(
+    "--learning-rate", type=click.FloatRange(0, 10, min_open=True), default=3e-4, show_default=True, help="Adam's."
+)
+@click.option("--checkpoint", metavar="FOLDER", help="Write checkpoints there; go on from the last one there.")
+@click.option(
+    "--checkpoint-every",
+    type=click.IntRange(1, 10**9),
+    default=100,
+    show_default=True,
+    help="Steps between them; there is one at the end too.",
+)
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0, 1000),
+    default=0,
+    show_default=True,
+    help="Times that a run whose rank died begins again from its last checkpoint.",
+)
+@click.option("--tensorboard", metavar="FOLDER", help="Write TensorBoard's events there.")
+@click.option("--profile", metavar="FILE", help="Profile the last three steps of rank 0, and write their trace.")
+@click.option("--device", type=Word(lambda: ("auto", "cpu", "cuda"), "KIND"), default="auto", show_default=True)
+@click.option("--force", is_flag=True, help="Run even if the predicted memory is more than there is.")
+@_output_options
+def train(
+    scenario: str,
+    overrides: tuple[str, ...],
+    steps: int,
+    data: str | None,
+    seed: int,
+    learning_rate: float,
+    checkpoint: str | None,
+    checkpoint_every: int,
+    max_restarts: int,
+    tensorboard: str | None,
+    profile: str | None,
+    device: str,
+    force: bool,
+    as_json: bool,
+    output: str | None,
+    quiet: bool,
+) -> int:
+    """Train a scenario with PyTorch on the devices at hand, and measure it.
+
+    Takes the same file as simulate. Starts its ranks on this host, or joins those
+    that torchrun or srun has started. Ctrl-C stops after the step, with a
+    checkpoint where there is a folder for them; the exit code is then 130.
+    """
+    from .report.documents import check_destination
+
+    check_destination(output)
+    check_destination(profile)
+    from .report.training import measurement_view, training_on
+    from .scenarios.scenario import load_scenario
+    from .trainer.options import TrainOptions
+    from .twin.train import train as run_training
+
+    question = load_scenario(scenario, overrides)
+    options = TrainOptions(
+        steps=steps,
+        seed=seed,
+        learning_rate=learning_rate,
+        data=data,
+        checkpoint=Path(checkpoint).expanduser() if checkpoint else None,
+        checkpoint_every=checkpoint_every,
+        max_restarts=max_restarts,
+        tensorboard=Path(tensorboard).expanduser() if tensorboard else None,
+        profile=Path(profile).expanduser() if profile else None,
+        device=device,
+    )
+    with training_on(sys.stderr, quiet=quiet) as (tell, note):
+        trained = run_training(question, options, tell, note, force=force)
+    measured = trained.measurement
+    if measured is not None:
+        _answer(
+            measured.document(__version__),
+            lambda screen: [measurement_view(measured, trained.scenario, screen)],
+            as_json=as_json,
+            output=output,
+            quiet=quiet,
+        )
+    return INTERRUPTED if trained.stopped else DONE
+
+
+@cli.command()
 @click.argument("kind", type=Word(lambda: KINDS, "KIND"), metavar="[" + "|".join(KINDS) + "]")
 @click.argument("name", required=False, type=BundledName(""), metavar="[NAME|PATH]")
 @_output_options
@@ -376,6 +466,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return BAD_INPUT
     except click.ClickException as error:
         _say(f"error: {error.format_message()}")
+        return FAILED
+    except RunError as error:
+        if session.traceback:
+            traceback.print_exc()
+        _say(f"error: {error}")
         return FAILED
     except (click.Abort, KeyboardInterrupt):
         _say("interrupted")

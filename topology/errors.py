@@ -53,6 +53,10 @@ class InputError(ValueError):
         return "\n".join(lines)
 
 
+class RunError(RuntimeError):
+    """Something that was begun could not be ended, through no fault of the input; the message is for people."""
+
+
 def input_error(message: str, *, where: str = "", field: str = "") -> InputError:
     """An `InputError` with one problem."""
     return InputError(where, [Problem(field, message)])

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from ..scenarios.scenario import Scenario
-from ..topology.errors import InputError, input_error
+from ..topology.errors import InputError, RunError, input_error
 from .grid import place_of
 from .measure import RankReport
 from .options import TrainOptions
@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SHAKEN = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe", "timed out")
 
 
-class RankDiedError(RuntimeError):
+class RankDiedError(RunError):
     """A run ended because one of its ranks did; the message names it."""
 
 

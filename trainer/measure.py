@@ -357,11 +357,12 @@ def _rank(scenario: Scenario, reports: Sequence[RankReport], index: int, counted
         parts |= {"compute": step.compute_s, "recompute": step.recompute_s, "optimizer": step.optimizer_s}
         whole = step.step_s + step.data_s
         found.append(Breakdown(**parts, other=whole - sum(parts.values())))
-    names = list(Breakdown.__dataclass_fields__)
-    middle = {name: statistics.median(getattr(one, name) for one in found) for name in names}
-    # Medians of parts need not sum to the median of the whole.
+    # Medians of parts do not sum to the median of the whole; means do, so they are scaled to it.
     whole = statistics.median(one.total for one in found)
-    breakdown = _to_step(Breakdown(**middle), whole)
+    mean = statistics.fmean(one.total for one in found)
+    names = Breakdown.__dataclass_fields__
+    scaled = {name: statistics.fmean(getattr(one, name) for one in found) * whole / mean for name in names}
+    breakdown = Breakdown(**scaled)
     return RankMeasurement(
         rank=report.rank,
         pp=pp,
@@ -379,9 +380,9 @@ def _rank(scenario: Scenario, reports: Sequence[RankReport], index: int, counted
 
 
 def _to_step(parts: Breakdown, step_s: float) -> Breakdown:
-    """The same with ``other`` taking what is left of the step."""
-    values = {name: getattr(parts, name) for name in Breakdown.__dataclass_fields__ if name != "other"}
-    return Breakdown(**values, other=step_s - sum(values.values()))
+    """The same shares of another step time: that of the slowest rank."""
+    factor = step_s / parts.total if parts.total else 1.0
+    return Breakdown(**{name: factor * getattr(parts, name) for name in Breakdown.__dataclass_fields__})
 
 
 def _comm(report: RankReport, counted: Sequence[int], messages_s: float) -> tuple[CommRecord, ...]:

@@ -43,6 +43,11 @@ def host_available_bytes() -> float:
     return available
 
 
+def device_memory_bytes() -> float:
+    """Memory of one GPU of this host, free now."""
+    return float(torch.cuda.mem_get_info()[0])
+
+
 def _status(field: str) -> float:
     try:
         for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():

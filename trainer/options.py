@@ -19,7 +19,7 @@ class TrainOptions:
         checkpoint_every: Steps between checkpoints; there is one at the end too.
         max_restarts: Times that a run whose rank died begins again from its last checkpoint.
         tensorboard: Folder for TensorBoard's events.
-        profile: File for a trace of three profiled steps of rank 0, behind those that are measured.
+        profile: File for a trace of the last three steps of rank 0, which are then not measured.
         device: ``cpu``, ``cuda``, or ``auto`` for a GPU where there is one.
         balanced: Experts by turns whatever the router says, for timing and counts.
         timeout_s: After which a collective that hangs ends the run.

@@ -255,7 +255,9 @@ class _Run:
         if not np.isfinite(record.loss) and not record.skipped:
             also = ", or train in bf16" if self.scenario.training.precision == "fp16" else ""
             rate = self.options.learning_rate
-            raise TrainingError(f"the loss of step {number} is {record.loss}: lower --learning-rate (now {rate:g}){also}")
+            raise TrainingError(
+                f"the loss of step {number} is {record.loss}: lower --learning-rate (now {rate:g}){also}"
+            )
         return read_step(record, self.log.clock, data_s), record.stopped
 
     def _news(self, step: RankStep) -> StepNews:
