@@ -192,7 +192,8 @@ def _mixed(values: np.ndarray) -> np.ndarray:
     """
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    values ^= values >> np.uint64(31)
+    return values
 
 
 def _open(path: Path, vocab: int, cache: Path | None) -> Tokens:
@@ -278,11 +279,12 @@ def _too_short(tokens: Tokens, seq_len: int, global_batch: int) -> InputError:
         ways.append(f"training.seq_len of at most {longest}")
     if windows:
         ways.append(f"training.global_batch of at most {windows}")
+    none = "neither a shorter sequence nor a smaller batch alone fits; give more text"
+    fits = f"{' or '.join(ways)} fits" if ways else none
     return _wrong(
         tokens.source,
         f"data too short: it has {len(tokens)} tokens, and a step of {global_batch} sequences of {seq_len} needs "
-        f"{seq_len * global_batch + 1}; {' or '.join(ways) or 'no smaller step of either kind'} "
-        f"{'fits' if ways else 'fits; give more text'}",
+        f"{seq_len * global_batch + 1}; {fits}",
     )
 
 
