@@ -73,7 +73,8 @@ def state_sizes(
         buffers += sizes.element * parameters.total / layout.secondary_shards
     shard = held(1.0, 1)
     return StateSizes(
-        parameters=held(states.weight, 3),
+        # Weights that each pass makes whole unit by unit stay in shards between the passes, in ZeRO-2 too.
+        parameters=held(states.weight, 2 if by_unit(scenario) else 3),
         gradients=held(states.gradient + states.accumulation, 2),
         optimizer=0.0 if layout.offload_optimizer else held(states.optimizer, 1),
         buffers=buffers,

@@ -152,6 +152,8 @@ def build_grid(scenario: Scenario, rank: int, device: torch.device, log: CommLog
         kind: _channel(kind, [tuple(int(r) for r in row) for row in table], rank, log, made)
         for kind, table in tables.items()
     }
+    if (layout.etp or layout.tp) == layout.tp:
+        channels["etp"] = channels["tp"]  # the same ranks, and the name that a prediction has for them
     shard = layout.shard_group or scenario.dp * layout.cp
     ranks = torch.from_numpy(rank_table(scenario).copy())
     etp = layout.etp or layout.tp

@@ -501,9 +501,8 @@ class Head(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The stream, B s H, to logits of this rank's part of the vocabulary, B S V."""
-        whole = enter(self.norm(x), self.grid)
-        bias = None if self.bias is None else local(self.bias).to(x.dtype)
-        return F.linear(whole, local(self.words).to(x.dtype), bias)
+        (logits,) = column(self.norm(x), self.grid, [self.words], [self.bias])
+        return logits
 
 
 class Ahead(nn.Module):

@@ -613,9 +613,7 @@ class ShardedReplicas:
             parameter.grad = None
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[Any]:
-        """Every micro-batch reduces."""
-        for stage in self.stages:
-            stage.set_is_last_backward(last)  # type: ignore[operator]
+        """Every micro-batch reduces, so each backward is a last one to torch."""
         return nullcontext()
 
     def after_backward(self, stage: Stage) -> None:
