@@ -216,6 +216,8 @@ class _Costs:
     def _embedding(self) -> _Unit:
         model, layout, framework = self.scenario.model, self.scenario.layout, self.framework
         held = model.rank_embedding_parameters(layout.tp, self.scenario.training.seq_len)
+        if shards.embedding_with_head(self.scenario):
+            held += model.rank_final_norm_parameters()
         return self._unit(
             embedding_forward(self.shapes), embedding_backward(self.shapes, framework), RankParameters(held)
         )
@@ -224,6 +226,7 @@ class _Costs:
     def _head(self) -> _Unit:
         shapes, framework = self.shapes, self.framework
         held = self.scenario.model.rank_final_norm_parameters() + shards.head_parameters(self.scenario)
+        held = 0 if shards.embedding_with_head(self.scenario) else held
         return self._unit(head_forward(shapes), head_backward(shapes, framework, self.split), RankParameters(held))
 
     def _ahead(self, mode: str) -> _Unit:

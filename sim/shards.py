@@ -239,6 +239,18 @@ def by_unit(scenario: Scenario) -> bool:
     return scenario.framework.sharding.by_unit(scenario.layout.zero)
 
 
+def embedding_with_head(scenario: Scenario) -> bool:
+    """Whether embedding and head are one unit where units are gathered and reduced: a tied one, on a single stage.
+
+    A tensor belongs to one unit. The unit around all others, torch's root, has what no other has: the embedding and
+    the final norm. It is not given up after a forward, and its gradients are whole when the embedding's are made.
+
+    Source: PyTorch, torch/distributed/fsdp/_fully_shard/_fully_shard.py, ``fully_shard``: ``reshard_after_forward``
+    left out is False for the root; shared parameters are managed by the module that holds all that share them.
+    """
+    return scenario.model.tied and scenario.layout.virtual_stages == 1
+
+
 def gathers_in_pass(scenario: Scenario) -> bool:
     """Whether each forward gathers its weights; else they are gathered once a step, after the optimizer.
 
