@@ -110,9 +110,14 @@ def attention_weights(model: ModelFields) -> list[Weight]:
         weights += [Weight("attention", query, "tp"), Weight("attention", key_value, "kv")]
     if model.bias:
         weights.append(Weight("attention", hidden, "whole"))
-    if model.qk_norm:
-        weights.append(Weight("attention", 2 * model.norm_width(model.head_dim), "whole"))
-    return weights
+    return [*weights, *head_norm_weights(model)]
+
+
+def head_norm_weights(model: ModelFields) -> list[Weight]:
+    """Norms of queries and keys, the same for every head; of a tensor rank they see its own heads only."""
+    if not model.qk_norm or model.kv_rank is not None:
+        return []
+    return [Weight("attention", 2 * model.norm_width(model.head_dim), "whole")]
 
 
 def latent_weights(model: ModelFields) -> list[Weight]:
@@ -207,6 +212,11 @@ def rank_share(weights: Iterable[Weight], model: ModelFields, tp: int, ep: int, 
             case "expert_whole":
                 expert += weight.elements // (model.experts or 1) * held
     return RankParameters(dense, expert)
+
+
+def whole_elements(weights: Iterable[Weight]) -> int:
+    """Elements that every tensor-parallel rank holds whole, those of experts aside."""
+    return sum(weight.elements for weight in weights if weight.cut == "whole")
 
 
 def token_share(weights: Iterable[Weight], model: ModelFields, matrices: bool = False) -> int:

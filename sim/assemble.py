@@ -118,7 +118,13 @@ def _tail(scenario: Scenario, calibration: Calibration, cost: JobCost, traffic: 
         reduce_pieces=_gradients(parts, program) if layout.overlap_grad_reduce and reduces else (),
         gather_pieces=tuple(map(weight_pieces, parts)) if layout.overlap_param_gather and gathers else (),
         slowdown=_slowdown(calibration),
+        sums_s=_slowest_s([cost.sums_of_lane(lane) for lane in traffic.lanes]),
     )
+
+
+def _slowest_s(lanes: Sequence[Sequence[PassCost]]) -> tuple[float, ...]:
+    """Of each rank the seconds of the lane that takes longest."""
+    return tuple(max(one.total_s for one in costs) for costs in zip(*lanes, strict=True))
 
 
 def _slowdown(calibration: Calibration) -> float:

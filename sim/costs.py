@@ -23,7 +23,7 @@ from .layers import (
     recomputed,
     weight_part,
 )
-from .ops import Op, Shapes
+from .ops import Collective, Op, Shapes
 from .passes import CommUse, PassCost, StageCost, added
 from .pricing import Pricer, collectives_of
 from .traffic import LaneTraffic, Traffic, placement_of
@@ -43,6 +43,7 @@ class JobCost:
         message_bytes: What one rank sends to its neighbour stage for one micro-batch.
         tensor_rate: Bytes/s over each edge of an undisturbed tensor-parallel ring.
         algorithms: How the collectives of the passes run, by group and operation.
+        sums: What the tensor group of each pipeline rank sums once a step, after its last backward.
     """
 
     stages: tuple[StageCost, ...]
@@ -50,6 +51,7 @@ class JobCost:
     message_bytes: float
     tensor_rate: float
     algorithms: dict[tuple[str, str], str]
+    sums: tuple[PassCost, ...]
 
     def of_lane(self, lane: LaneTraffic) -> tuple[StageCost, ...]:
         """The stages as a lane's devices and links run them."""
@@ -63,11 +65,18 @@ class JobCost:
             found.append(replace(stage, **parts, optimizer_s=stage.optimizer_s / speed))
         return tuple(found)
 
+    def sums_of_lane(self, lane: LaneTraffic) -> tuple[PassCost, ...]:
+        """What a lane's tensor groups sum once a step, over its links."""
+        return tuple(
+            one.disturbed(1.0, self.tensor_rate, ring) for one, ring in zip(self.sums, lane.tensor_rate, strict=True)
+        )
+
 
 def job_cost(scenario: Scenario, calibration: Calibration, traffic: Traffic) -> JobCost:
     """Cost every virtual stage of a scenario."""
     costs = _Costs(scenario, calibration)
     stages = tuple(costs.stage(stage) for stage in range(len(costs.layers)))
+    sums = costs.sums()
     algorithms: dict[tuple[str, str], str] = {}
     for group in costs.pricer.groups.values():
         algorithms |= group.algorithms()
@@ -78,6 +87,7 @@ def job_cost(scenario: Scenario, calibration: Calibration, traffic: Traffic) -> 
         message_bytes=costs.message_bytes if scenario.layout.pp > 1 else 0.0,
         tensor_rate=traffic.tensor_rate,
         algorithms=algorithms,
+        sums=sums,
     )
 
 
@@ -149,6 +159,13 @@ class _Costs:
             optimizer_s=_optimizer_s(self.scenario, parameters, self.pricer.rates),
         )
 
+    def sums(self) -> tuple[PassCost, ...]:
+        """What the tensor group of each pipeline rank sums once a step; its host is done by then."""
+        return tuple(
+            replace(self.pricer.price([Collective("tensor_sums", "all_reduce", size)] if size else []), host_s=0.0)
+            for size in shards.tensor_sums(self.scenario)
+        )
+
     def _passes(self, units: Sequence[_Unit], counts: Sequence[int]) -> tuple[PassCost, PassCost]:
         """Forward and backward of units, each so many times, one after another."""
         if not self.streams.active:
@@ -199,6 +216,8 @@ class _Costs:
     def _embedding(self) -> _Unit:
         model, layout, framework = self.scenario.model, self.scenario.layout, self.framework
         held = model.rank_embedding_parameters(layout.tp, self.scenario.training.seq_len)
+        if shards.embedding_with_head(self.scenario):
+            held += model.rank_final_norm_parameters()
         return self._unit(
             embedding_forward(self.shapes), embedding_backward(self.shapes, framework), RankParameters(held)
         )
@@ -207,6 +226,7 @@ class _Costs:
     def _head(self) -> _Unit:
         shapes, framework = self.shapes, self.framework
         held = self.scenario.model.rank_final_norm_parameters() + shards.head_parameters(self.scenario)
+        held = 0 if shards.embedding_with_head(self.scenario) else held
         return self._unit(head_forward(shapes), head_backward(shapes, framework, self.split), RankParameters(held))
 
     def _ahead(self, mode: str) -> _Unit:

@@ -193,6 +193,8 @@ class _Run:
             yield self.reduced[rank].done
         else:
             yield from self._meet(self.reduced[rank], tail.reduce[rank])
+        if tail.sum_s(rank) > 0:
+            yield env.timeout(tail.sum_s(rank))
         yield from self._meet(self.norm, ())
         yield env.timeout(tail.barrier_s + tail.optimizer_s[rank])
         if tail.gathers_late:

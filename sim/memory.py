@@ -24,7 +24,7 @@ from .calibration import Calibration
 from .costs import JobCost
 from .memory_states import StateSizes, state_sizes
 from .ops import MASK_BYTES
-from .shards import by_unit
+from .shards import by_unit, embedding_with_head
 from .timeline import Floats, Program, Timeline
 from .virtual_stages import in_pieces
 
@@ -99,7 +99,11 @@ def chunk_bytes(scenario: Scenario, stage: int, layers: Sequence[int], mode: str
     if by_unit(scenario):  # the gradient of a unit as it is made, and as it is sent
         each = sizes.element + scenario.framework.reduce.bytes[training.precision]
         layer_work += each * max(unit_elements(steps) for steps in stage_steps(scenario, layers))
-        ends = each * words * ((stage == 0) + (stage == layout.virtual_stages - 1))
+        if embedding_with_head(scenario):  # the head's part stays until the embedding adds its own
+            layer_work += sizes.element * words
+            ends = (each + sizes.element) * words
+        else:
+            ends = each * words * ((stage == 0) + (stage == layout.virtual_stages - 1))
     return ChunkBytes(
         kept=held + head_kept,
         deferred=sum(splits) + head_kept,

@@ -14,7 +14,7 @@ from ..scenarios.model import RankParameters
 from ..scenarios.scenario import Scenario
 from .activations import Sizes, Step, dummy_bytes, unit_elements
 from .ops import ELEMENT_BYTES
-from .shards import by_unit, expert_replicas, shard_copies, shard_members, state_bytes
+from .shards import by_unit, embedding_with_head, expert_replicas, shard_copies, shard_members, state_bytes
 
 
 @dataclass(frozen=True)
@@ -86,18 +86,22 @@ def state_sizes(
 def _units(scenario: Scenario, parameters: RankParameters, layers: Sequence[Sequence[Step]], ends: int) -> float:
     """The weights of sharded units that are whole at once.
 
-    The largest unit and those gathered ahead of it, or all of them where none is given up between the passes; and
+    The largest unit and those gathered ahead of it, or all of them where none is given up between the passes; with
+    them all the time a tied embedding, whose unit is not given up; and
     the gradients of all where the last micro-batch of a pipeline reduces them.
     """
-    layout, training, reduce = scenario.layout, scenario.training, scenario.framework.reduce
+    layout, training, framework = scenario.layout, scenario.training, scenario.framework
+    reduce = framework.reduce
     element = float(ELEMENT_BYTES[training.precision])
     everything = element * parameters.total
     if not by_unit(scenario):  # weights made from the fp32 ones for the passes, where no others stay
         return everything if state_bytes(scenario).weight == 0 else 0.0
     sizes = Sizes(scenario.model, training, layout)
-    units = sorted([unit_elements(steps) for steps in layers] + [sizes.vocab * scenario.model.hidden] * ends)[::-1]
+    words = sizes.vocab * scenario.model.hidden
+    stays = words if embedding_with_head(scenario) and framework.sharding.keeps_last else 0
+    units = sorted([unit_elements(steps) for steps in layers] + ([] if stays else [words] * ends))[::-1]
     given_up = layout.zero == 3 and layout.reshard_after_forward
-    whole = element * sum(units[: 1 + layout.prefetch]) if given_up else everything
+    whole = element * (stays + sum(units[: 1 + layout.prefetch])) if given_up else everything
     sent = reduce.bytes[training.precision]
     once = layout.pp > 1 and not reduce.each_in_pipeline
     return whole + (sent * parameters.total if once else 0.0)

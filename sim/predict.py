@@ -128,6 +128,7 @@ class _Answer:
         self.lane: Lane = step.lanes[self.lane_number]
         self.timeline = played.timelines[self.lane_number]
         self.costs: tuple[StageCost, ...] = cost.of_lane(traffic.lanes[self.lane_number])
+        self.sums = cost.sums_of_lane(traffic.lanes[self.lane_number])
 
     def prediction(self, fidelity: str, network: str, began: float) -> Prediction:
         scenario, step_s = self.scenario, self.step_s
@@ -187,11 +188,11 @@ class _Answer:
         return tuple(times)
 
     def _passes(self, rank: int) -> PassCost:
-        """All passes of a step on a pipeline rank."""
+        """All passes of a step on a pipeline rank, and what its tensor group sums after them."""
         whole = PassCost()
         for stage in self.traffic.placed[rank]:
             whole += self.costs[stage].forward + self.costs[stage].backward
-        return whole.times(self.scenario.micro_batches)
+        return whole.times(self.scenario.micro_batches) + self.sums[rank]
 
     def _host_wait_s(self, rank: int) -> float:
         """Seconds of a step in which a rank's passes wait for the host to hand them to the device."""

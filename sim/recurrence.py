@@ -193,7 +193,7 @@ def close_step(lanes: Sequence[Lane], timelines: Sequence[Timeline], tail: Tail,
     if not tail.gathers_late:
         gather = [times[-1] if times else 0.0 for times in gathered_s(tail, classes)]
     after = gather if tail.gathers_late else [0.0] * ranks
-    barrier = max(reduced) + tail.barrier_s
+    barrier = max(end + tail.sum_s(rank) for rank, end in enumerate(reduced)) + tail.barrier_s
     ends = [barrier + tail.optimizer_s[rank] + after[rank] for rank in range(ranks)]
     return TailTimes(
         tuple(tuple(lane) for lane in embedding),

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from ..scenarios.framework import StateBytes
 from ..scenarios.model import RankParameters
 from ..scenarios.scenario import Scenario
+from ..scenarios.weights import head_norm_weights, mtp_weights, whole_elements
 from ..topology.placement import Placement
 from .ops import ELEMENT_BYTES
 
@@ -97,6 +98,35 @@ def stage_parameters(scenario: Scenario) -> tuple[RankParameters, ...]:
     for virtual_stage in range(scenario.layout.virtual_stages):
         held[home_rank(scenario, virtual_stage)] += rank_parameters(scenario, virtual_stage)
     return tuple(held)
+
+
+def partial_parameters(scenario: Scenario, virtual_stage: int) -> int:
+    """Of a rank's dense parameters those whose gradients are parts of what its tensor group has to sum.
+
+    The norms of queries and keys see a rank's own heads. With sequence parallelism every weight that is whole on
+    each tensor rank sees its own tokens: norms, biases added after a reduce-scatter, routers, the narrow
+    projections of latent attention, positions and the norm of the embedding.
+
+    Source: Megatron-LM, megatron/core/distributed/finalize_model_grads.py,
+    ``_allreduce_non_tensor_model_parallel_grads``, over parameters that are marked ``sequence_parallel``, and with
+    ``qk_layernorm`` over ``q_layernorm`` and ``k_layernorm``.
+    """
+    model, layout = scenario.model, scenario.layout
+    if layout.tp == 1:
+        return 0
+    layers = layout.layers_by_virtual_stage(model.layers)
+    first, last = sum(layers[:virtual_stage]), len(layers) - 1
+    ahead = model.mtp_layers if virtual_stage == last else 0
+    if not layout.sequence_parallel:
+        return (layers[virtual_stage] + ahead) * whole_elements(head_norm_weights(model))
+    count = sum(whole_elements(model.layer_weights(layer)) for layer in range(first, first + layers[virtual_stage]))
+    if virtual_stage == 0:
+        seq_len = scenario.training.seq_len
+        count += model.rank_embedding_parameters(layout.tp, seq_len) - model.rank_word_parameters(layout.tp)
+    if virtual_stage == last:
+        count += model.rank_final_norm_parameters()
+        count += ahead * whole_elements([*model.layer_weights(), *mtp_weights(model)])
+    return count
 
 
 # --- who shares it --------------------------------------------------------------------------------------------------
@@ -209,6 +239,18 @@ def by_unit(scenario: Scenario) -> bool:
     return scenario.framework.sharding.by_unit(scenario.layout.zero)
 
 
+def embedding_with_head(scenario: Scenario) -> bool:
+    """Whether embedding and head are one unit where units are gathered and reduced: a tied one, on a single stage.
+
+    A tensor belongs to one unit. The unit around all others, torch's root, has what no other has: the embedding and
+    the final norm. It is not given up after a forward, and its gradients are whole when the embedding's are made.
+
+    Source: PyTorch, torch/distributed/fsdp/_fully_shard/_fully_shard.py, ``fully_shard``: ``reshard_after_forward``
+    left out is False for the root; shared parameters are managed by the module that holds all that share them.
+    """
+    return scenario.model.tied and scenario.layout.virtual_stages == 1
+
+
 def gathers_in_pass(scenario: Scenario) -> bool:
     """Whether each forward gathers its weights; else they are gathered once a step, after the optimizer.
 
@@ -243,6 +285,18 @@ def after_backward(scenario: Scenario) -> tuple[ReplicaBuffer, ...]:
         found.append(ReplicaBuffer("dp", op, dense if replicas(scenario) > 1 else ()))
     found.append(_experts(scenario, op, each, held))
     return tuple(buffer for buffer in found if any(buffer.bytes))
+
+
+def tensor_sums(scenario: Scenario) -> tuple[float, ...]:
+    """Buffer that each tensor group sums at the end of a step, a pipeline rank: see `partial_parameters`.
+
+    Where gradients are sharded unit by unit each replica sums what it has of them once they are reduced.
+    """
+    found = [0.0] * scenario.layout.pp
+    each = wire_bytes(scenario) / (shard_members(scenario) if by_unit(scenario) else 1)
+    for virtual_stage in range(scenario.layout.virtual_stages):
+        found[home_rank(scenario, virtual_stage)] += each * partial_parameters(scenario, virtual_stage)
+    return tuple(found)
 
 
 def after_optimizer(scenario: Scenario) -> tuple[ReplicaBuffer, ...]:

@@ -85,8 +85,8 @@ class Tail:
     """What follows the last backward pass.
 
     A tied embedding is reduced between the ranks of its two copies in each replica, gradients
-    over the replicas; the norm of all gradients makes every rank wait for every other;
-    then the optimizer, and the gathering of what it wrote.
+    over the replicas, a few of them over the tensor group; the norm of all gradients makes
+    every rank wait for every other; then the optimizer, and the gathering of what it wrote.
 
     Attributes:
         embedding: Of each lane; empty where there is one copy.
@@ -100,6 +100,8 @@ class Tail:
         gather_pieces: Of each rank, in the order in which the first forward needs them, which they then run beside;
             left out: whole, after the optimizer.
         slowdown: Of computing beside communication, at least 1.
+        sums_s: Of each rank, once its gradients are reduced: its tensor group sums those that each of its ranks has
+            a part of; left out: nothing.
     """
 
     embedding: tuple[Collective, ...]
@@ -112,11 +114,16 @@ class Tail:
     reduce_pieces: tuple[tuple[Piece, ...], ...] = ()
     gather_pieces: tuple[tuple[Piece, ...], ...] = ()
     slowdown: float = 1.0
+    sums_s: tuple[float, ...] = ()
 
     @property
     def copies(self) -> tuple[int, int]:
         """Pipeline ranks of the two copies of a tied embedding."""
         return self.embedding_ranks or (0, len(self.reduce) - 1)
+
+    def sum_s(self, rank: int) -> float:
+        """Seconds that a rank's tensor group sums gradients."""
+        return self.sums_s[rank] if self.sums_s else 0.0
 
     def pieces_of(self, rank: int) -> tuple[Piece, ...]:
         """What a rank's gradients travel in."""

@@ -34,7 +34,8 @@ class WeightStreams:
     """The passes of a stage whose replicas hold weights and gradients in shards.
 
     The units of a stage are given in the order in which they run: embedding, each layer, head
-    in the forward, the other way round in the backward. Where nothing is sharded, or there is one
+    in the forward, the other way round in the backward; a tied embedding on a single stage is given with what the
+    head has of its own, and the head with nothing. Where nothing is sharded, or there is one
     replica, a pass is the sum of its units.
 
     The two passes differ: a backward whose weights were given up gathers them again, from the ranks of
@@ -66,6 +67,7 @@ class WeightStreams:
         self._overlaps = layout.overlap_grad_reduce or layout.zero in framework.reduce.overlapped
         # The last unit of a forward is the first of the backward that follows at once, where there is no pipeline.
         self._keeps_last = framework.sharding.keeps_last and layout.pp == 1
+        self._one_end = shards.embedding_with_head(scenario)
         slowdown = getattr(calibration.compute, "overlap_slowdown", None)
         self._slowdown: float = slowdown.value if slowdown is not None else 1.0
 
@@ -85,10 +87,13 @@ class WeightStreams:
         return self._played(self._with_copies(units, parameters, gathers), gathers, [()] * len(units))
 
     def backward(self, units: Sequence[PassCost], parameters: Sequence[RankParameters]) -> PassCost:
-        """A backward of one micro-batch, its units the other way round: head, layers, embedding."""
-        kept = 1 if self._keeps_last else 0
+        """A backward of one micro-batch, its units the other way round: head, layers, embedding.
+
+        With a tied embedding it is that which stayed gathered since the forward, for the head needs it first.
+        """
+        kept = None if not self._keeps_last else len(parameters) - 1 if self._one_end else 0
         gathers = [
-            self._gather(held, again=True) if self._regathers and index >= kept else ()
+            self._gather(held, again=True) if self._regathers and index != kept else ()
             for index, held in enumerate(parameters)
         ]
         reduces = [self._reduce(held) if self._reduces else () for held in parameters]

@@ -1,11 +1,13 @@
 """The command as its users meet it: answers, exit codes, and one message for each mistake."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -426,6 +428,46 @@ def test_an_interrupt_ends_quietly():
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     assert err.strip() == "interrupted"
+
+
+def processes_of(group):
+    """Processes of a process group, those that have ended and that nobody has asked for aside."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
+            found += [int(path.parent.name)] if int(its_group) == group and state not in "ZX" else []
+    return found
+
+
+def waits_for(condition, seconds):
+    """Whether something comes true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="tells processes by /proc")
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["to the parent alone", "to all, as Ctrl-C does"])
+def test_an_interrupt_ends_the_processes_of_a_validation_at_once(send):
+    command = [sys.executable, "-m", "exatwin", "validate", "-q", "--jobs", "2"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert waits_for(lambda: len(processes_of(process.pid)) >= 3 or process.poll() is not None, 60)
+        time.sleep(0.5)
+        send(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=10)  # alone they take half a minute more
+        assert (process.returncode, out, err.strip()) == (130, "", "interrupted")
+        assert waits_for(lambda: not processes_of(process.pid), 5)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=10)
 
 
 @pytest.mark.parametrize("arguments", [["simulate", QUICK, "--json"], ["show", "machines"]])

@@ -7,9 +7,13 @@ reads the rows itself; what a scenario breaks comes back as a row without an ans
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
 from typing import Literal
 
 from ..scenarios.published import published_runs
@@ -43,12 +47,44 @@ def answer_tasks(tasks: Sequence[Task], jobs: int | None = None, progress: Progr
     chunks = [tasks[begin : begin + CHUNK] for begin in range(0, len(tasks), CHUNK)]
     if count <= 1 or len(chunks) <= 1:
         return _gathered(map(_answer_chunk, chunks), len(tasks), progress)
-    with ProcessPoolExecutor(max_workers=min(count, len(chunks))) as pool:
-        try:
-            return _gathered(pool.map(_answer_chunk, chunks), len(tasks), progress)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    others = set(active_children())
+    pool = ProcessPoolExecutor(max_workers=min(count, len(chunks)))
+    try:
+        with _interrupts_held_back():
+            asked = [pool.submit(_answer_chunk, chunk) for chunk in chunks]  # starts all workers
+        answers = _gathered((future.result() for future in asked), len(tasks), progress)
+    except BaseException:
+        _leave(pool, [child for child in active_children() if child not in others])
+        raise
+    pool.shutdown()
+    return answers
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Interrupts reach the caller afterwards, and no process that it starts meanwhile.
+
+    A Ctrl-C goes to every process of a terminal; here one of them tells the user and ends the others.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _leave(pool: ProcessPoolExecutor, workers: Sequence[BaseProcess]) -> None:
+    """Give up what is being worked on: Python joins a pool's processes before it ends, however long they take.
+
+    They only read files, so there is nothing that they would have to put away. The pool finds itself broken and fails
+    what was asked of it; it must not be cancelled first, for Python 3.11 cannot fail what is cancelled.
+    """
+    for worker in workers:
+        worker.kill()
+    pool.shutdown(wait=False)
 
 
 def _gathered(chunks: Iterable[tuple[int, list[Answer]]], total: int, progress: Progress | None) -> list[Answer]:

@@ -186,3 +186,28 @@ def test_ranks_send_what_their_collectives_say():
     assert record["embedding", "all_reduce"].bytes == pytest.approx(350 * 2**20, rel=0.01)
     parameters = first.memory.stages[0].parts.parameters / 2
     assert record["dp", "all_reduce"].bytes == pytest.approx(2 * (2 - 1) / 2 * 2 * parameters)
+
+
+@pytest.mark.parametrize("fidelity", FOLDED)
+def test_tensor_ranks_sum_the_gradients_of_norms_once_a_step(fidelity):
+    """A call beside the losses' own, of 4 bytes for two norms a layer and the last; it takes time that the step has."""
+    scenario = load_scenario("h100-llama-3-8b", ["layout.sequence_parallel=true"])
+    (record,) = [
+        one for one in predict(scenario, fidelity=fidelity).comm if (one.group, one.op) == ("tp", "all_reduce")
+    ]
+    assert record.count == scenario.micro_batches + 1
+    losses = scenario.micro_batches * 3 * 4 * scenario.training.seq_len
+    assert record.bytes == pytest.approx(2 * (2 - 1) / 2 * (losses + 4 * 65 * scenario.model.hidden))
+
+
+def test_a_step_ends_later_by_what_tensor_ranks_sum():
+    from exatwin.sim import assemble, costs, recurrence, traffic
+
+    scenario = load_scenario("h100-llama-3-8b", ["layout={tp: 2, pp: 2, sequence_parallel: true}"])
+    figures = calibration("dgx-h100")
+    built = traffic.build_traffic(scenario, figures)
+    step = assemble.build_step(scenario, figures, costs.job_cost(scenario, figures, built), built)
+    without = dataclasses.replace(step, tail=dataclasses.replace(step.tail, sums_s=()))
+    assert min(step.tail.sums_s) > 0
+    later_s = recurrence.play(step, built.classes).tail.step_s - recurrence.play(without, built.classes).tail.step_s
+    assert min(step.tail.sums_s) * 0.999 <= later_s <= max(step.tail.sums_s) * 1.001

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exatwin.scenarios.framework import framework_names, load_framework
-from exatwin.scenarios.model import RankParameters
+from exatwin.scenarios.model import RankParameters, load_model
 from exatwin.scenarios.scenario import load_scenario, scenario_names
 from exatwin.sim import shards
 from exatwin.sim.traffic import placement_of
@@ -126,6 +126,32 @@ def test_every_replica_is_once_in_a_shard_group_and_once_in_a_group_of_copies(si
         assert sorted(groups.reshape(-1)) == list(range(32))
     shared = [len(np.intersect1d(a, b)) for a in near for b in far]
     assert shared == [1] * len(shared)
+
+
+def test_tensor_ranks_sum_what_each_made_of_its_own_tokens():
+    """Two norms a layer and the last one for Llama; positions, norms and the biases after each block for GPT."""
+    layout = {"tp": 4, "pp": 2, "sequence_parallel": True}
+    llama = scenario_of(**layout)
+    hidden, layers = llama.model.hidden, llama.model.layers
+    assert shards.tensor_sums(llama) == (4.0 * layers * hidden, 4.0 * (layers + 1) * hidden)
+    gpt = replace(llama, model=load_model("gpt-10m").model_copy(update={"layers": 8}))
+    first = 4 * 6 * 320 + gpt.training.seq_len * 320  # of a layer two norms with biases, and two biases
+    assert shards.tensor_sums(gpt) == (4.0 * first, 4.0 * (4 * 6 + 2) * 320)
+    sharded = scenario_of("fsdp2", zero=3, **layout)
+    assert shards.tensor_sums(sharded)[0] == shards.tensor_sums(llama)[0] / shards.replicas(sharded)
+
+
+def test_norms_of_heads_are_summed_without_sequence_parallelism_too():
+    """Each tensor rank norms its own heads' queries and keys with weights that all ranks hold."""
+    plain = scenario_of(tp=4, pp=2)
+    model = plain.model.model_copy(update={"qk_norm": True})
+    assert shards.tensor_sums(replace(plain, model=model)) == (4.0 * model.layers // 2 * 2 * model.head_dim,) * 2
+    assert shards.tensor_sums(replace(scenario_of(tp=1, pp=2), model=model)) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("layout", [{"tp": 4}, {"tp": 1, "sequence_parallel": True}])
+def test_without_such_weights_there_is_no_such_sum(layout):
+    assert set(shards.tensor_sums(scenario_of(**layout))) == {0.0}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from exatwin.scenarios.framework import load_framework
 from exatwin.scenarios.model import RankParameters
 from exatwin.scenarios.scenario import load_scenario
+from exatwin.sim import shards
 from exatwin.sim.calibration import default_calibration
 from exatwin.sim.compute import device_rates
 from exatwin.sim.passes import PassCost
@@ -70,6 +71,31 @@ def test_weights_that_stay_are_not_gathered_again(case):
     forward, backward = passes(**case)
     assert counts(forward)["dp", "all_gather"] == len(PARAMETERS)
     assert counts(backward) == {("dp", "reduce_scatter"): len(PARAMETERS)}
+
+
+@pytest.mark.parametrize("framework", ["fsdp2", "exatwin"])
+def test_a_tied_embedding_is_one_unit_with_the_head_and_stays_from_forward_to_backward(framework):
+    """Root and layers: each gathered by the forward, the layers alone by the backward, all reduced once."""
+    tied = scenario_of(framework)
+    tied = replace(tied, model=tied.model.model_copy(update={"tied": True}))
+    result = predict(tied)
+    record = {one.op: one for one in result.comm if one.group == "dp"}
+    layers, each = tied.model.layers, tied.micro_batches
+    assert record["all_gather"].count == each * (2 * layers + 1)
+    assert record["reduce_scatter"].count == each * (layers + 1)
+    held = shards.rank_parameters(tied, 0).total
+    root = tied.model.rank_embedding_parameters(1) + tied.model.hidden
+    assert record["reduce_scatter"].bytes == pytest.approx(each * 4 * held * 15 / 16)
+    assert record["all_gather"].bytes == pytest.approx(each * 2 * (2 * held - root) * 15 / 16)
+
+
+def test_a_tied_embedding_over_stages_is_a_unit_of_either_end():
+    tied = scenario_of("exatwin", pp=2)
+    tied = replace(tied, model=tied.model.model_copy(update={"tied": True}))
+    assert not shards.embedding_with_head(tied)
+    stages = [shards.rank_parameters(tied, stage).total for stage in range(2)]
+    record = next(one for one in predict(tied).comm if (one.group, one.op) == ("dp", "reduce_scatter"))
+    assert record.bytes in [pytest.approx(4 * held * 7 / 8) for held in stages]
 
 
 def test_hybrid_shard_gathers_near_and_sums_shards_over_the_copies():
