@@ -13,10 +13,21 @@ import torch
 
 
 class Clock:
-    """Makes points in time and reads them; see `points_of`."""
+    """Makes points in time and reads them.
+
+    Attributes:
+        zero_s: Of the host's clock, from which `at` counts. The processes of one host share its clock; ranks on
+            several hosts set it together (`start_together`).
+    """
+
+    zero_s: float = 0.0
+
+    def start_together(self) -> None:
+        """Count from now on; ranks call it right behind a barrier, and agree as far as that let them go at once."""
+        self.zero_s = time.perf_counter()
 
     def stamp(self) -> Any:
-        """This point in the device's work. The clock of the host is the same for all processes of a node."""
+        """This point in the device's work."""
         return time.perf_counter()
 
     def seconds(self, began: Any, ended: Any) -> float:
@@ -24,8 +35,8 @@ class Clock:
         return float(ended - began)
 
     def at(self, point: Any) -> float:
-        """Seconds of the host's clock at a point."""
-        return float(point)
+        """Seconds from `zero_s` to a point."""
+        return float(point) - self.zero_s
 
     def settle(self) -> None:
         """Wait until the device has done all that it was told."""
@@ -43,7 +54,7 @@ class DeviceClock(Clock):
         torch.cuda.synchronize(self._device)
         self._zero.record()
         torch.cuda.synchronize(self._device)
-        self._zero_s = time.perf_counter()
+        self._anchor_s = time.perf_counter()
 
     def stamp(self) -> Any:
         """An event in the current stream."""
@@ -57,7 +68,7 @@ class DeviceClock(Clock):
 
     def at(self, point: Any) -> float:
         """Seconds of the host's clock, through the event at which both were read together."""
-        return self._zero_s + float(self._zero.elapsed_time(point)) / 1e3
+        return self._anchor_s - self.zero_s + float(self._zero.elapsed_time(point)) / 1e3
 
     def settle(self) -> None:
         """Wait for all streams."""

@@ -560,7 +560,7 @@ class Stage(nn.Module):
     def specs(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter once, with its name in the whole model."""
         for parameter in self.parameters():
-            yield parameter.spec.name, parameter
+            yield parameter.spec.name, parameter  # type: ignore[attr-defined]
 
 
 def _modes(layout: Layout, stage: int, layers: int) -> list[str]:

@@ -137,6 +137,7 @@ class _Run:
         self.batches = Batches(tokens, scenario.training.seq_len, scenario.training.global_batch, options.seed)
         self.log = CommLog(clock_of(device))
         grid = build_grid(scenario, seat.rank, device, self.log)
+        self._set_clocks()
         several = seat.world > 1
         self.files = dist.new_group(backend="gloo") if several and options.checkpoint is not None else None
         self.meter.begin()
@@ -145,6 +146,15 @@ class _Run:
         self.saver = None if options.checkpoint is None else Saver(options.checkpoint, seat.rank, self.files)
         self.saved = self.start
         self.meter.reset()
+
+    def _set_clocks(self) -> None:
+        """Ranks on several hosts count from a moment that they share to within a message's latency."""
+        hosts: list[Any] = [None] * self.seat.world
+        dist.all_gather_object(hosts, socket.gethostname())
+        if len(set(hosts)) > 1:
+            for _ in range(3):  # the first makes connections
+                dist.barrier()
+            self.log.clock.start_together()
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 

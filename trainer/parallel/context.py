@@ -139,11 +139,10 @@ def _by_heads(
     sizes = [part[0].numel() for part in parts]
     sent = torch.cat([part.reshape(cp.size, -1) for part in parts], dim=1)
     came = _Exchange.apply(sent, cp).split(sizes, dim=1)
-    whole = [
-        flat.reshape(part.shape).movedim(0, 2).flatten(2, 3) for flat, part in zip(came, parts, strict=True)
-    ]  # B N/c T D
+    # B N/c T D each
+    whole = [flat.reshape(part.shape).movedim(0, 2).flatten(2, 3) for flat, part in zip(came, parts, strict=True)]
     mine = None if slopes is None else slopes.chunk(cp.size)[cp.rank]
-    out = _causal(*whole, layout.flash_attention, mine, scale)  # type: ignore[misc]
+    out = _causal(whole[0], whole[1], whole[2], layout.flash_attention, mine, scale)
     back = out.unflatten(2, (cp.size, -1)).movedim(2, 0).contiguous()  # c B N/c S D
     return _Exchange.apply(back, cp).movedim(0, 1).flatten(1, 2)
 

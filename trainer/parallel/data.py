@@ -219,15 +219,15 @@ class FlatReplicas:
             view = weights[at:end].view_as(values)
             view.copy_(values)
             made = nn.Parameter(_like(parameter, view))
-            made.spec = spec_of(parameter)  # type: ignore[attr-defined]
+            made.spec = spec = spec_of(parameter)  # type: ignore[attr-defined]
             for module, name in holders:
                 module._parameters[name] = made
             places.append(_Place(made, at, end))
-            if _copied(self._scenario, made.spec):
+            if _copied(self._scenario, spec):
                 words = (at, end)
-            if made.spec.partial and partial[0] == size:
+            if spec.partial and partial[0] == size:
                 partial = (at, size)
-            copies.append((at, end, self._holders(made.spec)))
+            copies.append((at, end, self._holders(spec)))
             at = end
         family = _Family(
             channel, self._zero, places, size, weights, gradients, Owned(weights, None, copies), words, partial
