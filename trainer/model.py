@@ -305,7 +305,7 @@ class LatentAttention(nn.Module):
 def _rotary(build: Build, width: int) -> Rotary | None:
     if build.model.positions != "rotary":
         return None
-    return Rotary(width, positions(build.layout, build.seq_len, build.grid["cp"].rank, torch.device("cpu")))
+    return Rotary(width, positions(build.layout, build.seq_len, build.grid["cp"].rank, build.grid.device))
 
 
 def _rank_slopes(build: Build) -> torch.Tensor | None:
