@@ -1,7 +1,8 @@
 """What memory a rank takes, so that it means its tensors.
 
-On a GPU the allocator knows. On a CPU it is the resident set's high-water mark above a base, read once torch is there
-and before the model is: with malloc told to give large blocks back at once, that is within 1 % of the live tensors.
+On a GPU the allocator knows. On a CPU it is the high-water mark of the resident set, less the pages of files (libraries
+come in as they are used) and less a base that is read once torch is there and before the model is. malloc is told to
+give large blocks back at once, so that what is freed is not counted.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class MemoryMeter:
             give_back_at_once()
             warm = torch.ones(64, 64, requires_grad=True)
             (warm @ warm).sum().backward()
-            self.base_bytes = _status("VmRSS:")
+            self.base_bytes = _status("RssAnon:")
         self.reset()
 
     def reset(self) -> None:
@@ -89,10 +90,11 @@ class MemoryMeter:
             return  # then the peak is that of the whole run
 
     def peak_bytes(self) -> float:
-        """The peak: of the allocator's tensors, or of the resident set above the base."""
+        """The peak: of the allocator's tensors, or of the process's own pages above the base."""
         if self.device.type == "cuda":
             return float(torch.cuda.max_memory_allocated(self.device))
-        return max(_status("VmHWM:") - self.base_bytes, 0.0)
+        files = _status("RssFile:") + _status("RssShmem:")
+        return max(_status("VmHWM:") - files - self.base_bytes, 0.0)
 
     def reserved_bytes(self) -> float:
         """What the allocator held; on a CPU the peak again."""
@@ -104,7 +106,7 @@ class MemoryMeter:
         """What is held now."""
         if self.device.type == "cuda":
             return float(torch.cuda.memory_allocated(self.device))
-        return max(_status("VmRSS:") - self.base_bytes, 0.0)
+        return max(_status("RssAnon:") - self.base_bytes, 0.0)
 
 
 def load_average() -> float | None:

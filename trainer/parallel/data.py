@@ -215,8 +215,7 @@ class FlatReplicas:
         places, words, partial, at = [], (0, 0), (size, size), 0
         copies: list[tuple[int, int, int]] = []
         for parameter, holders in entries:
-            with torch.no_grad():
-                values = local(parameter)
+            values = local(parameter.detach())
             end = at + values.numel()
             view = weights[at:end].view_as(values)
             view.copy_(values)
