@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -175,26 +176,46 @@ class Norm(nn.Module):
         return F.layer_norm(x, x.shape[-1:], weight, bias, EPSILON)
 
 
+class _Turn(torch.autograd.Function):
+    """Turns pairs of elements by angles; its gradient is turned back, so that nothing but the angles is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(sine, cosine)
+        return _turned(x, sine, cosine)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        sine, cosine = ctx.saved_tensors
+        return _turned(grad, -sine, cosine), None, None
+
+
+def _turned(x: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor) -> torch.Tensor:
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
+
+
 class Rotary(nn.Module):
-    """Turns pairs of elements by angles that grow with the position; source: Su et al. 2021, arXiv 2104.09864."""
+    """Turns pairs of elements by angles that grow with the position; source: Su et al. 2021, arXiv 2104.09864.
+
+    Args:
+        width: Elements of a head that are turned.
+        at: Positions of this rank's tokens.
+    """
 
     def __init__(self, width: int, at: torch.Tensor) -> None:
         super().__init__()
-        self.width, self.at = width, at
+        half = width // 2
+        rates = ROTARY_BASE ** (-torch.arange(half, dtype=torch.float32, device=at.device) / half)
+        angles = at.to(torch.float32).unsqueeze(1) * rates
+        self.width, self.sine, self.cosine = 2 * half, angles.sin(), angles.cos()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """B N S D, turned in fp32."""
-        half = self.width // 2
-        rates = ROTARY_BASE ** (-torch.arange(half, dtype=torch.float32, device=x.device) / half)
-        angles = self.at.to(x.device, torch.float32).unsqueeze(1) * rates
-        sine, cosine = angles.sin(), angles.cos()
-        first, second = x.float()[..., :half], x.float()[..., half : 2 * half]
-        turned = torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
-        return (
-            torch.cat([turned.to(x.dtype), x[..., 2 * half :]], dim=-1)
-            if x.shape[-1] > 2 * half
-            else turned.to(x.dtype)
-        )
+        if x.shape[-1] == self.width:
+            return _Turn.apply(x, self.sine, self.cosine)
+        turned = _Turn.apply(x[..., : self.width], self.sine, self.cosine)
+        return torch.cat([turned, x[..., self.width :]], dim=-1)
 
 
 def slopes(heads: int) -> torch.Tensor:
