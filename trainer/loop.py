@@ -113,7 +113,7 @@ class Trainer:
         self._pipeline: _PipelineScheduleRuntime | None = None
         if scenario.layout.virtual_stages > 1:
             self._pipeline = build_pipeline(
-                scenario, grid, self.stages, self.replicas, self._done, self._loss, self.dtype
+                scenario, grid, self.stages, self.replicas, self._done, self._loss_behind, self.dtype
             )
         here = positions(scenario.layout, scenario.training.seq_len, grid["cp"].rank, torch.device("cpu"))
         self._here = here.numpy()
@@ -172,6 +172,12 @@ class Trainer:
         self._losses.append(mean.detach())
         parts = self.scenario.micro_batches * self.scenario.dp * self.scenario.layout.cp
         return mean * (self.scale.scale / parts)
+
+    def _loss_behind(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The same in a pipeline, where torch makes it behind the last stage's forward: it is a part of that pass."""
+        loss = self._loss(logits, targets)
+        self._done[-1].ended = self.grid.log.clock.stamp()
+        return loss
 
     def _told(self, stop: bool) -> tuple[float, bool]:
         """What every rank is to know: stages before the last have no loss, and a request to stop may come to one."""

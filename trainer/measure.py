@@ -80,6 +80,7 @@ class RankStep:
         comm: By group and operation.
         waits: Seconds exposed, by group.
         noise: Squared norms of a replica's gradients and of all, where both are known.
+        between_s: Seconds exposed right before each action and behind the one before, as of weights gathered for it.
     """
 
     step: int
@@ -97,6 +98,7 @@ class RankStep:
     comm: dict[tuple[str, str], Traffic]
     waits: dict[str, float]
     noise: tuple[float, float] | None = None
+    between_s: tuple[float, ...] = ()
 
 
 def read_step(record: StepRecord, clock: Clock, data_s: float) -> RankStep:
@@ -114,6 +116,7 @@ def read_step(record: StepRecord, clock: Clock, data_s: float) -> RankStep:
     compute_s = _length(spans) - _overlap(spans, blocked) - recompute_s
     tail = [(at(record.reduced), at(record.updated))]
     began, ended = at(record.began), at(record.ended)
+    gaps = zip([began, *(end for _, end in spans)], (begin for begin, _ in spans), strict=False)
     return RankStep(
         step=record.step,
         loss=record.loss,
@@ -130,6 +133,7 @@ def read_step(record: StepRecord, clock: Clock, data_s: float) -> RankStep:
         comm={key: _traffic(calls, clock) for key, calls in _by_op(record.calls).items()},
         waits={name: _length(spans) for name, spans in waited.items()},
         noise=record.noise,
+        between_s=tuple(_overlap([gap], blocked) for gap in gaps),
     )
 
 
@@ -177,6 +181,7 @@ def pipeline_waits(steps: Mapping[int, RankStep]) -> dict[int, tuple[float, floa
 
     Before an action a rank waits for what another makes: as long as that is not made it is the bubble, from then on
     the message. Sends that torch waits for at the end count as messages; ranks that others outlast stand in the bubble.
+    What it waited there for other groups is known already, and counts as neither.
 
     Args:
         steps: The step of each pipeline rank; their clocks agree.
@@ -191,13 +196,14 @@ def pipeline_waits(steps: Mapping[int, RankStep]) -> dict[int, tuple[float, floa
     for rank, step in steps.items():
         bubble = message = 0.0
         before = step.began_s
-        for kind, stage, micro_batch, began, ended in step.actions:
+        between_s = step.between_s or (0.0,) * len(step.actions)
+        for (kind, stage, micro_batch, began, ended), known in zip(step.actions, between_s, strict=True):
             needs = None
             if kind == "F" and stage > 0:
                 needs = made.get(("F", stage - 1, micro_batch))
             elif kind in "BI" and stage < last:
                 needs = made.get(("B", stage + 1, micro_batch))
-            wait = max(began - before, 0.0)
+            wait = max(began - before - known, 0.0)
             idle = wait if needs is None else min(max(needs - before, 0.0), wait)
             idle = 0.0 if needs is None else idle
             bubble, message = bubble + idle, message + wait - idle

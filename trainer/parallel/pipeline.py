@@ -105,6 +105,8 @@ class LoggedStage(PipelineStage):
 
     def _sent(self, ops: list[dist.P2POp]) -> list[dist.P2POp]:
         for op in ops:
+            # With sequence parallelism the sums come as a view across the micro-batch; messages are sent in one piece.
+            op.tensor = op.tensor.contiguous()
             self._grid.log.sent("pp", "send", float(op.tensor.numel() * op.tensor.element_size()))
         return ops
 
