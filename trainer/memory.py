@@ -19,11 +19,15 @@ _LARGE = 65536  # bytes from which a block is mapped by itself
 
 
 def give_back_at_once() -> None:
-    """Tell malloc to map large blocks by themselves, so that what is freed leaves the process; glibc only."""
+    """Tell malloc to map large blocks by themselves, so that what is freed leaves the process; glibc only.
+
+    What is free already is let go, so that the model does not come to lie in it unseen.
+    """
     try:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
         libc.mallopt(_M_TRIM_THRESHOLD, 0)
+        libc.malloc_trim(0)
     except (OSError, AttributeError):
         return
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -89,6 +90,14 @@ class Build:
     seed: int = 0
     capacity_factor: float | None = None
     balanced: bool = False
+
+    @cached_property
+    def rotary(self) -> Rotary | None:
+        """What turns queries and keys of all layers; None with other positions."""
+        if self.model.positions != "rotary":
+            return None
+        at = positions(self.layout, self.seq_len, self.grid["cp"].rank, self.grid.device)
+        return Rotary(self.model.rope_dim or self.model.head_dim, at)
 
     def weight(self, spec: Spec) -> nn.Parameter:
         """A weight, this rank's part of it, with its `Spec` as ``spec``."""
@@ -248,7 +257,7 @@ class Attention(nn.Module):
         self.out_bias = build.whole(f"{name}.out_bias", hidden, kind="zero") if model.bias else None
         self.query_norm = Norm(build, f"{name}.query_norm", width, heads=True) if model.qk_norm else None
         self.key_norm = Norm(build, f"{name}.key_norm", width, heads=True) if model.qk_norm else None
-        self.turn = _rotary(build, width)
+        self.turn = build.rotary
         self.slopes = _rank_slopes(build)
         self.core = build.recomputed("attention", mode, self._core)
 
@@ -294,7 +303,7 @@ class LatentAttention(nn.Module):
         self.norm = Norm(build, f"{name}.norm", rank)
         self.up = build.weight(Spec(f"{name}.up", (wide, rank), cut=0))
         self.out = build.weight(Spec(f"{name}.out", (hidden, model.value_width), cut=1, kind="out"))
-        self.turn = _rotary(build, rope)
+        self.turn = build.rotary
         self.slopes = _rank_slopes(build)
         self.core = build.recomputed("attention", mode, self._core)
 
@@ -321,12 +330,6 @@ class LatentAttention(nn.Module):
         q = torch.cat([q_plain, q_rope], dim=-1)
         k = torch.cat([k, k_rope.expand(-1, q.shape[1], -1, -1)], dim=-1)
         return row(self.core(q, k, v).transpose(1, 2).flatten(2), grid, self.out, None)
-
-
-def _rotary(build: Build, width: int) -> Rotary | None:
-    if build.model.positions != "rotary":
-        return None
-    return Rotary(width, positions(build.layout, build.seq_len, build.grid["cp"].rank, build.grid.device))
 
 
 def _rank_slopes(build: Build) -> torch.Tensor | None:
