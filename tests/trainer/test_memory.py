@@ -1,5 +1,8 @@
 """What a run holds: its live tensors are those that are predicted, and what is measured means tensors."""
 
+import json
+import subprocess
+import sys
 import weakref
 
 import numpy as np
@@ -13,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 from exatwin.scenarios.scenario import load_scenario
 from exatwin.sim.predict import predict
 from exatwin.trainer.loop import Trainer
-from exatwin.trainer.memory import MemoryMeter, host_available_bytes
+from exatwin.trainer.memory import host_available_bytes
 
-from .ranks import lone_grid, on_ranks, quiet_ranks, torch  # noqa: F401
+from .ranks import lone_grid, quiet_ranks, torch  # noqa: F401
 
 ALONE = ("layout.tp=1", "layout.pp=1", "layout.dp=1", "devices=1", "training.global_batch=4")
 MIB = 2**20
@@ -77,23 +80,15 @@ def test_the_peak_of_live_tensors_is_predicted(changes, within):
     assert held == pytest.approx(parts.parameters + parts.gradients + parts.optimizer - moments, rel=0.001)
 
 
-def measured_and_live(rank, scenario):
-    meter = MemoryMeter(torch.device("cpu"))
-    meter.begin()
-    with LiveTensors() as live:
-        trainer = Trainer(scenario, lone_grid())
-        meter.reset()
-        live.peak = 0
-        for step in range(2):
-            trainer.step(step, batch_of(scenario))
-    return meter.peak_bytes(), live.peak
-
-
-def test_the_memory_of_a_process_is_that_of_its_tensors():
+@pytest.mark.parametrize("layout", [(), ("layout.recompute=full",)], ids=str)
+def test_a_runs_memory_is_that_of_its_tensors(layout):
     """A few MiB beside them are Python's own objects and what malloc keeps of small blocks."""
-    scenario = load_scenario("local-gpt-10m", ALONE)
-    ((measured, live),) = on_ranks(1, measured_and_live, scenario)
-    assert live < measured < live + 12 * MIB
+    changes = [argument for change in (*ALONE, *layout) for argument in ("--set", change)]
+    command = [sys.executable, "-m", "exatwin", "train", "local-gpt-10m", *changes, "--steps", "2", "--json", "-q"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    (measured,) = json.loads(answer.stdout)["memory"]["stages"]
+    (predicted,) = predict(load_scenario("local-gpt-10m", [*ALONE, *layout])).memory.stages
+    assert predicted.peak_bytes < measured["peak_bytes"] < predicted.peak_bytes + 12 * MIB
 
 
 def test_the_host_says_what_is_free():
