@@ -1,4 +1,4 @@
-# make demo | test | lint | types | bench | validate | docs | clean; each makes its own environment in .venv.
+# make demo | test | lint | types | bench | validate | train-table | docs | clean; each makes its own environment in .venv.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -14,13 +14,14 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 LOCKS := pyproject.toml constraints.txt
 
-.PHONY: help demo test lint types imports tests bench validate accuracy calibrate docs samples format clean
+.PHONY: help demo test lint types imports tests bench validate accuracy calibrate train-table docs samples format clean
 
 help:
 	@echo 'make demo       predict the trillion-parameter run on 3,072 Frontier GCDs, beside what was published'
 	@echo 'make test       style, types, import directions, tests and doctests, as the continuous integration runs them'
 	@echo 'make validate   predictions against every published run and benchmark, with their errors'
 	@echo 'make calibrate  fit the calibrations to their published runs again'
+	@echo 'make train-table  train small models in many layouts on this host'
 	@echo 'make bench      what one prediction costs at each fidelity'
 	@echo 'make docs       the documentation as HTML in build/docs'
 	@echo 'make samples    put the true output of the commands into README and docs'
@@ -96,6 +97,10 @@ accuracy: $(VENV)/base.stamp
 # Fit the calibrations again and write the figures into sim/fits/.
 calibrate: $(VENV)/dev.stamp
 	@$(RUN) -m exatwin.report.fits --write
+
+# Train small models in many layouts on this host, and write docs/trained-layouts.md.
+train-table: $(VENV)/dev.stamp
+	@$(RUN) -m exatwin.report.layout_runs
 
 bench: $(VENV)/base.stamp
 	@$(RUN) -m exatwin.report.bench
