@@ -8,6 +8,7 @@ Everything heavy is imported inside the command that needs it, so that
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import traceback
@@ -41,6 +42,13 @@ class Session:
     """What holds for one call of the program, whatever the command."""
 
     traceback: bool = False
+
+
+def _is_number(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    """Refuse nan, which no range refuses."""
+    if math.isnan(value):
+        raise click.BadParameter("nan is no number.", ctx, param)
+    return value
 
 
 class BundledName(click.ParamType):
@@ -210,7 +218,12 @@ def simulate(
 @click.option("--data", metavar="FILE", help="Text or token file; left out: the scenario's, or Python's own source.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of weights and data.")
 @click.option(
-    "--learning-rate", type=click.FloatRange(0, 10, min_open=True), default=3e-4, show_default=True, help="Adam's."
+    "--learning-rate",
+    type=click.FloatRange(0, 10, min_open=True),
+    callback=_is_number,
+    default=3e-4,
+    show_default=True,
+    help="Adam's.",
 )
 @click.option("--checkpoint", metavar="FOLDER", help="Write checkpoints there; go on from the last one there.")
 @click.option(

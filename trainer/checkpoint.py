@@ -25,10 +25,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ..topology.errors import input_error
+from ..topology.errors import InputError, input_error
 
 DESCRIPTION = "exatwin.json"
 FORMAT = 1
@@ -42,6 +45,7 @@ class Progress:
 
     Attributes:
         step: Steps done.
+        updates: Of the weights; fewer than steps where fp16 overflowed.
         seed: Of weights and data.
         loss_scale: Of fp16, and how many steps it was good for.
         good_steps: Likewise.
@@ -51,6 +55,7 @@ class Progress:
     """
 
     step: int
+    updates: int
     seed: int
     loss_scale: float
     good_steps: int
@@ -67,6 +72,31 @@ def checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
+def clear_partial(folder: Path) -> None:
+    """Remove what a run left half-written; nobody may be writing there."""
+    for left in folder.glob("step-*.partial"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+class _Writer(FileSystemWriter):
+    """Writes from copies of its own: torch's staging fails for some DTensors that are views of a buffer."""
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Copies of all tensors in the host's memory."""
+        return {name: _copied(tensor) for name, tensor in state_dict.items()}
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    if not isinstance(tensor, DTensor):
+        return tensor.detach().to("cpu", copy=True)
+    held = tensor.to_local().detach()
+    placed = DTensor.from_local(
+        held, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+    placed._local_tensor = held.to("cpu", copy=True)  # the mesh stays that of the devices, as in torch's own staging
+    return placed
+
+
 class Saver:
     """Writes checkpoints of one rank's part; every rank has one and calls it at the same steps.
 
@@ -78,11 +108,12 @@ class Saver:
 
     def __init__(self, folder: Path, rank: int, group: Any) -> None:
         self._folder, self._rank, self._group = folder, rank, group
+        # Two threads that use one group need not do so in the same order on all ranks.
+        self._polls = None if group is None else dist.new_group(backend="gloo")
         self._pending: tuple[Future[Any], Path, Progress] | None = None
         if rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
-            for left in folder.glob("step-*.partial"):
-                shutil.rmtree(left, ignore_errors=True)
+            clear_partial(folder)
         if group is not None:
             dist.barrier(group)
 
@@ -92,7 +123,7 @@ class Saver:
         path = self._folder / f"step-{progress.step:08d}.partial"
         future = dcp.async_save(
             dict(tensors),
-            storage_writer=FileSystemWriter(path, sync_files=True, overwrite=True),
+            storage_writer=_Writer(path, sync_files=True, overwrite=True),
             process_group=self._group,
         )
         self._pending = cast("Future[Any]", future), path, progress
@@ -108,7 +139,7 @@ class Saver:
             return
         done = torch.tensor([int(self._pending[0].done())])
         if self._group is not None:
-            dist.all_reduce(done, dist.ReduceOp.MIN, group=self._group)
+            dist.all_reduce(done, dist.ReduceOp.MIN, group=self._polls)
         if int(done):
             self.finish()
 
@@ -135,8 +166,9 @@ class Saver:
         if problem is not None:
             if self._rank == 0:
                 shutil.rmtree(path, ignore_errors=True)
-            reason = str(problem).strip().splitlines()[-1] if str(problem).strip() else type(problem).__name__
-            raise OSError(f"the checkpoint {path.with_suffix('').name} could not be written: {reason}") from problem
+            raise OSError(
+                f"the checkpoint {path.with_suffix('').name} could not be written: {_cause(problem)}"
+            ) from problem
 
     def _publish(self, path: Path, progress: Progress) -> None:
         sizes = {file.name: file.stat().st_size for file in sorted(path.iterdir())}
@@ -151,7 +183,17 @@ class Saver:
         path.replace(whole)
         _sync(self._folder)
         for old in checkpoints(self._folder)[:-KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
+            going = old.with_name(f"{old.name}.partial")  # what is half removed is never taken for whole
+            old.replace(going)
+            shutil.rmtree(going, ignore_errors=True)
+
+
+def _cause(error: BaseException) -> str:
+    """One line for people, of what the first rank that failed met."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    lines = [text.strip() for text in str(error).splitlines() if text.strip()]
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 def _sync(folder: Path) -> None:
@@ -173,19 +215,35 @@ def read_progress(path: Path) -> Progress:
         document = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
         if document["format"] != FORMAT:
             raise input_error(f"has format {document['format']}; this version reads {FORMAT}", where=where)
-        sizes = document["files"]
-        fields = {name: document[name] for name in Progress.__dataclass_fields__}
+        sizes = {Path(name).name: int(size) for name, size in document["files"].items()}
+        progress = Progress(**{name: document[name] for name in Progress.__dataclass_fields__})
+        _check_types(progress)
     except FileNotFoundError:
         raise input_error(f"is no checkpoint: it has no {DESCRIPTION}", where=where) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise input_error(f"{DESCRIPTION} cannot be read: {type(error).__name__}: {error}", where=where) from None
     for name, size in sizes.items():
         file = path / name
         found = file.stat().st_size if file.is_file() else None
         if found != size:
             what = "is missing" if found is None else f"has {found} bytes in place of {size}"
-            raise input_error(f"the checkpoint is damaged: {name} {what}", where=where)
-    return Progress(**fields)
+            raise input_error(
+                f"the checkpoint is damaged: {name} {what}; remove it, and the run goes on from the one before",
+                where=where,
+            )
+    return progress
+
+
+def _check_types(progress: Progress) -> None:
+    kinds = {int: ("step", "updates", "seed", "good_steps"), str: ("data",), dict: ("model", "training")}
+    for kind, names in kinds.items():
+        for name in names:
+            if type(getattr(progress, name)) is not kind:
+                raise TypeError(f"{name} is no {kind.__name__}")
+    if not 0 < float(progress.loss_scale) < float("inf") or min(progress.step, progress.updates) < 0:
+        raise ValueError("a count or the loss scale is out of range")
 
 
 _INDEX_CLASSES = {
@@ -202,7 +260,6 @@ _INDEX_CLASSES = {
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "StorageMeta"},
     "torch": {"Size", "float32", "float16", "bfloat16", "device"},
     "torch.serialization": {"_get_layout"},
-    "torch._C": {"_LinAlgError"},
     "collections": {"OrderedDict"},
     "pathlib": {"PosixPath", "Path"},
 }
@@ -226,11 +283,23 @@ class _Reader(FileSystemReader):
         data = (Path(self.path) / ".metadata").read_bytes()
         metadata = _IndexUnpickler(io.BytesIO(data)).load()
         if not isinstance(metadata, Metadata):
-            raise pickle.UnpicklingError("is no index")
+            raise pickle.UnpicklingError("it is none")
+        for info in metadata.storage_data.values():
+            name = str(info.relative_path)
+            if Path(name).name != name:
+                raise pickle.UnpicklingError(f"{name} is no file of the checkpoint's")
         if getattr(metadata, "storage_meta", None) is None:
             metadata.storage_meta = self.storage_meta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
+
+
+class _Planner(DefaultLoadPlanner):
+    """Tensors only: what else an index may name would be read by pickle."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Nothing of this kind is in a checkpoint."""
+        raise pickle.UnpicklingError(f"{read_item.dest_index.fqn} is no tensor")
 
 
 def load(path: Path, tensors: dict[str, torch.Tensor], group: Any) -> dict[str, torch.Tensor]:
@@ -271,12 +340,10 @@ def load(path: Path, tensors: dict[str, torch.Tensor], group: Any) -> dict[str, 
                 f"is of another model: {name.partition('.')[2]} is {there} there and {here} here", where=str(path)
             )
     try:
-        dcp.load(wanted, storage_reader=reader, process_group=group, no_dist=group is None)
-    except Exception as error:
-        reason = str(error).strip().splitlines()
-        raise input_error(
-            f"the checkpoint cannot be read: {type(error).__name__}: {reason[-1] if reason else ''}", where=str(path)
-        ) from None
+        with torch.no_grad():
+            dcp.load(wanted, storage_reader=reader, planner=_Planner(), process_group=group, no_dist=group is None)
+    except (Exception, CheckpointException) as error:
+        raise input_error(f"the checkpoint cannot be read: {_cause(error)}", where=str(path)) from None
     for name in refilled:
         wanted[name] = _refilled(wanted[name], tensors[name])
     return wanted

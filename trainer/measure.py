@@ -478,7 +478,9 @@ def noise_scale(scenario: Scenario, report: RankReport, counted: Sequence[int]) 
 
 def _overhead(reports: Sequence[RankReport], steps: Sequence[MeasuredStep], median_s: float) -> float | None:
     watched = [step.step_s for step in steps if step.step in reports[0].profiled]
-    return statistics.median(watched) / median_s - 1.0 if watched else None
+    if not watched or any(step.counted and step.step in reports[0].profiled for step in steps):
+        return None  # without a step that nobody watched there is nothing to compare with
+    return statistics.median(watched) / median_s - 1.0
 
 
 def _environment(reports: Sequence[RankReport]) -> dict[str, Any]:

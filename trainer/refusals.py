@@ -22,7 +22,7 @@ class Refusal:
         asks: Whether a scenario asks it.
         reason: Why not, for people.
         nearest: Fields to change, as ``--set`` takes them, so that it runs.
-        example: Fields of a scenario that asks it, likewise.
+        example: Fields that make the bundled scenario local-gpt-10m ask it, likewise.
     """
 
     field: str
@@ -60,7 +60,7 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda s: s.training.precision == "fp8",
         "torch alone has no fp8 products that scale their operands",
         ("training.precision=bf16",),
-        ("training.precision=fp8",),
+        ("machine=dgx-h100", "training.precision=fp8"),
     ),
     Refusal(
         "training.hidden_dropout",
@@ -121,7 +121,7 @@ REFUSALS: tuple[Refusal, ...] = (
         ),
         "torch's pipelining writes the second half's gradients to the gathered weights",
         ("layout.reshard_after_forward=false",),
-        ("layout.pp=2", "layout.dp=1", "layout.zero=3", "layout.schedule=zb-h1"),
+        ("devices=2", "layout.pp=2", "layout.dp=1", "layout.zero=3", "layout.schedule=zb-h1"),
     ),
     Refusal(
         "layout.zero",
@@ -129,7 +129,7 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda s: _sharded(s) and s.model.tied and _first_and_last_meet(s),
         "fully_shard takes a parameter into one stage only",
         ("layout.zero=1",),
-        ("layout.pp=2", "layout.dp=1", "layout.vpp=2", "layout.zero=3", "layout.schedule=dualpipe-v"),
+        ("devices=2", "layout.pp=2", "layout.dp=1", "layout.vpp=2", "layout.zero=3", "layout.schedule=dualpipe-v"),
     ),
     Refusal(
         "layout.shard_group",
@@ -197,7 +197,14 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda s: s.layout.offload_optimizer,
         "its state stays on the device",
         ("layout.offload_optimizer=false",),
-        ("machine=frontier", "devices=8", "layout.dp=8", "training.precision=bf16", "layout.offload_optimizer=true"),
+        (
+            "machine=frontier",
+            "devices=8",
+            "layout.pp=1",
+            "layout.dp=8",
+            "training.precision=bf16",
+            "layout.offload_optimizer=true",
+        ),
     ),
     Refusal(
         "layout.graphs",

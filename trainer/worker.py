@@ -138,8 +138,8 @@ class _Run:
         self.log = CommLog(clock_of(device))
         grid = build_grid(scenario, seat.rank, device, self.log)
         self._set_clocks()
-        several = seat.world > 1
-        self.files = dist.new_group(backend="gloo") if several and options.checkpoint is not None else None
+        # Checkpoints are written beside the training, so in a group of their own, and from the host's memory.
+        self.files = None if options.checkpoint is None else dist.new_group(backend="gloo")
         self.meter.begin()
         self.trainer = Trainer(scenario, grid, options.seed, options.learning_rate, balanced=options.balanced)
         self.start = self._resume()
@@ -174,7 +174,7 @@ class _Run:
         state = trainer.replicas.state(trainer.optimizer)
         trainer.replicas.load(load(path, state, self.files), trainer.optimizer)
         for held in trainer.optimizer.state.values():
-            held["step"].fill_(float(progress.step))
+            held["step"].fill_(float(progress.updates))
         trainer.scale.scale, trainer.scale.good_steps = progress.loss_scale, progress.good_steps
         return progress.step
 
@@ -208,8 +208,11 @@ class _Run:
     def _save(self, done: int) -> None:
         assert self.saver is not None
         trainer = self.trainer
+        state = trainer.replicas.state(trainer.optimizer)
+        updates = next(iter(trainer.optimizer.state.values()))["step"]
         progress = Progress(
             step=done,
+            updates=int(updates),
             seed=self.options.seed,
             loss_scale=trainer.scale.scale,
             good_steps=trainer.scale.good_steps,
@@ -217,7 +220,7 @@ class _Run:
             model=self.scenario.model.model_dump(mode="json"),
             training=self._order(),
         )
-        self.saver.begin(trainer.replicas.state(trainer.optimizer), progress)
+        self.saver.begin(state, progress)
         self.saved = done
 
     # --- the loop -----------------------------------------------------------------------------------------------
@@ -231,7 +234,12 @@ class _Run:
                 watched = self.options.profile is not None and number >= self.options.steps - PROFILED
                 if watched and not profiled:
                     self._profile_begins()
-                step, stopped = self._step(number, stop)
+                try:
+                    step, stopped = self._step(number, stop)
+                except TrainingError:  # on every rank alike
+                    if self.saver is not None:
+                        self.saver.finish()
+                    raise
                 steps.append(step)
                 if watched:
                     profiled.add(number)
@@ -262,12 +270,15 @@ class _Run:
         batch = self.batches.rows(number, first, count)
         data_s = time.perf_counter() - began
         record = self.trainer.step(number, batch, stop=stop())
-        if not np.isfinite(record.loss) and not record.skipped:
+        bad = [
+            (what, value)
+            for what, value in (("loss", record.loss), ("gradients' norm", record.norm))
+            if not np.isfinite(value)
+        ]
+        if bad and not (record.skipped and self.trainer.scale.scale > 1.0):
             also = ", or train in bf16" if self.scenario.training.precision == "fp16" else ""
-            rate = self.options.learning_rate
-            raise TrainingError(
-                f"the loss of step {number} is {record.loss}: lower --learning-rate (now {rate:g}){also}"
-            )
+            rate, (what, value) = self.options.learning_rate, bad[0]
+            raise TrainingError(f"the {what} of step {number} is {value}: lower --learning-rate (now {rate:g}){also}")
         return read_step(record, self.log.clock, data_s), record.stopped
 
     def _news(self, step: RankStep) -> StepNews:
@@ -292,8 +303,13 @@ class _Run:
         if self.seat.rank == 0 and self.options.profile is not None:
             self._profiler.__exit__(None, None, None)
             beside = self.options.profile.with_name(f"{self.options.profile.name}.partial")
-            self._profiler.export_chrome_trace(str(beside))
-            beside.replace(self.options.profile)
+            try:
+                self._profiler.export_chrome_trace(str(beside))
+                beside.replace(self.options.profile)
+            except (OSError, RuntimeError) as error:
+                with contextlib.suppress(OSError):
+                    beside.unlink()
+                raise OSError(f"the trace {self.options.profile} could not be written: {error}") from error
 
     # --- the report ---------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,8 +68,11 @@ def train(
     ours, warnings = as_trained(scenario)
     check_runs(ours, scenario.name)
     _check_options(options)
-    from ..trainer.launch import join, joined, launch, local_devices
-    from ..trainer.measure import measurement
+    try:
+        from ..trainer.launch import join, joined, launch, local_devices
+        from ..trainer.measure import measurement
+    except ImportError as error:
+        raise input_error(f"torch cannot be imported: {error}; exatwin's trainer needs torch 2.6 or newer") from None
 
     seat = joined(os.environ)
     devices = local_devices(options)
@@ -105,24 +109,39 @@ def as_trained(scenario: Scenario) -> tuple[Scenario, list[str]]:
 
 def _check_options(options: TrainOptions) -> None:
     """What else has to be there; found out before any rank is started."""
-    if importlib.util.find_spec("torch") is None:
+    if not _installed("torch"):
         raise input_error("torch is not installed; install exatwin with its extra: pip install 'exatwin[trainer]'")
-    if options.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
+    if options.tensorboard is not None and not _installed("tensorboard"):
         raise input_error("tensorboard is not installed: pip install tensorboard", field="--tensorboard")
     for name, path in (("--checkpoint", options.checkpoint), ("--tensorboard", options.tensorboard)):
         if path is not None:
             _check_folder(name, path)
+    profile = options.profile
+    if profile is not None and profile.exists() and not profile.is_file():
+        raise input_error(f"{profile} is no file that a trace can take the place of", field="--profile")
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):  # one that is kept out of the way
+        return False
 
 
 def _check_folder(name: str, path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise input_error(f"{path} is no folder", field=name)
     above = next(folder for folder in (path, *path.resolve().parents) if folder.exists())
-    if not os.access(above, os.W_OK):
-        raise input_error(f"{path} cannot be written: permission denied", field=name)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".exatwin-", dir=above):  # a right to write is not yet a place to
+            pass
+    except OSError as error:
+        raise input_error(f"{path} cannot be written: {error.strerror or error}", field=name) from None
 
 
 def _check_devices(scenario: Scenario, devices: int | None) -> None:
+    if devices == 0:
+        raise input_error("this host has no GPU that torch can use; use --device cpu", field="--device")
     if devices is not None and scenario.devices > devices:
         raise input_error(
             f"devices={scenario.devices} ranks are more than the {devices} GPUs of this host; start them with torchrun "
