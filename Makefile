@@ -21,7 +21,7 @@ help:
 	@echo 'make test       style, types, import directions, tests and doctests, as the continuous integration runs them'
 	@echo 'make validate   predictions against every published run and benchmark, with their errors'
 	@echo 'make calibrate  fit the calibrations to their published runs again'
-	@echo 'make train-table  train small models in many layouts on this host'
+	@echo 'make train-table  train many small layouts on this host, and write docs/trained-layouts.md'
 	@echo 'make bench      what one prediction costs at each fidelity'
 	@echo 'make docs       the documentation as HTML in build/docs'
 	@echo 'make samples    put the true output of the commands into README and docs'
@@ -98,7 +98,7 @@ accuracy: $(VENV)/base.stamp
 calibrate: $(VENV)/dev.stamp
 	@$(RUN) -m exatwin.report.fits --write
 
-# Train small models in many layouts on this host, and write docs/trained-layouts.md.
+# Train layouts of small models on this host, and write what came out into docs/trained-layouts.md.
 train-table: $(VENV)/dev.stamp
 	@$(RUN) -m exatwin.report.layout_runs
 
@@ -112,6 +112,7 @@ docs: $(VENV)/docs.stamp
 # Write what the commands print into the pages that show it.
 samples: $(VENV)/dev.stamp
 	@$(RUN) tests/test_docs.py
+	@$(RUN) -m exatwin.report.runs_where
 
 clean:
 	rm -rf $(VENV) build dist exatwin.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

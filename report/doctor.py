@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
@@ -20,6 +21,9 @@ from .show import KINDS, names, show_one
 from .terminal import Screen, open_console, plain_table
 
 TRIAL = "frontier-22b"
+DEVICES = Path("/dev")
+TORCH_NEEDED = re.compile(r"^torch\s*>=\s*([\d.]+)", re.MULTILINE)
+TORCH_BUILD = re.compile(r"^(cuda|hip)\b[^=\n]*=\s*'([^']+)'", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -90,11 +94,34 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _torch() -> Check:
-    """Torch is an extra: only the real run needs it."""
+    """Torch is an extra that ``exatwin train`` alone needs; importing it takes seconds, so it is only looked at."""
     try:
-        return Check("torch", True, f"{metadata.version('torch')}, for the real run")
+        found = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        return Check("torch", True, "not installed; only the real run needs it")
+        return Check("torch", True, "not installed: exatwin train needs it (pip install 'exatwin[trainer]')")
+    spec = importlib.util.find_spec("torch")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    if not folders:
+        return Check("torch", True, f"{found}, but it cannot be imported: exatwin train needs it; install it anew")
+    (least,) = TORCH_NEEDED.findall("\n".join(metadata.requires("exatwin") or [])) or ("",)
+    old = f"; exatwin train needs {least} or newer" if _numbers(found) < _numbers(least) else ""
+    return Check("torch", True, f"{found}, for exatwin train: {_backends(Path(folders[0]))}{old}")
+
+
+def _backends(torch: Path) -> str:
+    """What ranks talk over with this build of torch, by its own account and by the devices of this host."""
+    try:
+        build = dict(TORCH_BUILD.findall((torch / "version.py").read_text(encoding="utf-8")))
+    except OSError:
+        build = {}
+    for kind, library, devices in (("hip", "rccl", "dri/renderD*"), ("cuda", "nccl", "nvidia[0-9]*")):
+        if kind in build:
+            count = len(list(DEVICES.glob(devices)))
+            word = {"hip": "ROCm", "cuda": "CUDA"}[kind]
+            if count:
+                return f"{library} ({word} {build[kind]}) on {count} GPU{'s' if count > 1 else ''}, gloo on the cores"
+            return f"gloo on the cores; {library} ({word} {build[kind]}) has no GPU here"
+    return "gloo on the cores of this host; this build has no GPUs"
 
 
 def _terminal() -> Check:

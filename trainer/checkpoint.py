@@ -288,9 +288,8 @@ class _Reader(FileSystemReader):
             name = str(info.relative_path)
             if Path(name).name != name:
                 raise pickle.UnpicklingError(f"{name} is no file of the checkpoint's")
-        if getattr(metadata, "storage_meta", None) is None:
-            metadata.storage_meta = self.storage_meta()
-        metadata.storage_meta.load_id = self.load_id
+        if metadata.storage_meta is not None:
+            metadata.storage_meta.load_id = self.load_id
         return metadata
 
 
