@@ -20,8 +20,9 @@ from .grid import Grid, stages_of
 from .model import Build, Embedding, Stage
 from .optimizer import FIRST_SCALE, LossScale, adam, update
 from .parallel.context import positions
-from .parallel.data import Replicas, replicas_of, storage_type
+from .parallel.data import replicas_of, storage_type
 from .parallel.pipeline import Done, build_pipeline
+from .parallel.replicas import Replicas
 from .parallel.tensor import cross_entropy, local
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

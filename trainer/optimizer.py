@@ -1,6 +1,6 @@
 """The optimizer's part of a step: the norm of all gradients, clipping, loss scaling, Adam.
 
-Works on the runs of elements that a rank owns (`parallel.data.Owned`), whatever layout they come from.
+Works on the runs of elements that a rank owns (`parallel.replicas.Owned`), whatever layout they come from.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from .comm import Channel
-from .parallel.data import Owned
+from .parallel.replicas import Owned
 
 BETAS, EPSILON = (0.9, 0.95), 1e-8  # Adam as GPT-3 was trained: Brown et al. 2020, arXiv 2005.14165, appendix B
 MOST_NORM = 1.0  # gradients are clipped to this global norm; likewise

@@ -29,7 +29,7 @@ from .loop import Trainer
 from .measure import RankReport, RankStep, read_step
 from .memory import MemoryMeter, load_average
 from .options import TrainOptions
-from .parallel.data import PARTS
+from .parallel.replicas import PARTS
 
 PROFILED = 3  # steps that a profiler watches, at the end of a run
 

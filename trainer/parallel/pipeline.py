@@ -20,7 +20,7 @@ from ...scenarios.scenario import Scenario
 from ...scenarios.schedules import schedule_table, to_csv
 from ..grid import Grid
 from ..model import Stage
-from .data import Replicas
+from .replicas import Replicas
 
 
 @dataclass
