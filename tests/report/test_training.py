@@ -2,9 +2,12 @@
 
 import io
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from exatwin.cli import cli, run
 
 from exatwin.report.terminal import Screen, open_console, print_parts
 from exatwin.report.training import measurement_view, news_words, training_on
@@ -23,6 +26,7 @@ from exatwin.scenarios.result import (
 from exatwin.scenarios.scenario import load_scenario
 
 MIB = 2.0**20
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 SCENARIO = load_scenario("local-gpt-10m")
 NEWS = {"step": 4, "steps": 20, "loss": 3.14159, "tokens_per_s": 12345.6, "memory_bytes": 96.5 * MIB, "resumed_from": 0}
 
@@ -205,3 +209,36 @@ def test_on_a_terminal_a_bar_goes_with_the_steps(monkeypatch):
         note("rank 1 [pp 0] began again")
     assert "rank 1 [pp 0] began again" in stream.getvalue()
     assert "step 5/20" in stream.getvalue()
+
+
+# --- what the guides say of it ----------------------------------------------------------------------------------------
+
+
+def names_on(text):
+    """The lines of a screen before their figures: headings, and the names of rows."""
+    lines = (line.split("  ")[0] if line[:1].strip() else line.strip() for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def test_the_guides_screen_is_of_the_run_that_it_names(capsys):
+    """Times are of another day; what was asked, its first loss and the names of the rows are not."""
+    pytest.importorskip("torch")
+    page = (GUIDES / "training.md").read_text(encoding="utf-8")
+    screen = page.partition("    local-gpt-10m\n")[2].partition("\n\n[")[0].replace("\n    ", "\n")
+    shown = f"local-gpt-10m\n{screen.removeprefix('    ')}"
+    assert "exatwin train local-gpt-10m " in page
+    assert run(["train", "local-gpt-10m", "--steps", "2", "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert shown.splitlines()[:4] == printed.splitlines()[:4]
+    assert figures(shown, "loss, first step") == figures(printed, "loss, first step")
+    rows = [name for name in names_on(shown) if name[0].islower() and not any(digit in name for digit in "0123456789")]
+    assert {"step", "compute", "pipeline bubble", "where the step goes"} < set(rows)
+    assert set(rows) <= set(names_on(printed))
+
+
+def test_every_option_of_the_command_is_in_its_guide():
+    page = (GUIDES / "command-line.md").read_text(encoding="utf-8")
+    section = page.partition("## Options of `train`")[2].partition("\n## ")[0]
+    told = {line.split("`")[1].split()[0] for line in section.splitlines() if line.startswith("| `")}
+    options = {option for parameter in cli.commands["train"].params for option in parameter.opts if option[:2] == "--"}
+    assert told == options - {"--json", "--output", "--quiet"}  # which every command has
