@@ -16,6 +16,7 @@ from ..trainer.options import TrainOptions
 from .train import train
 
 SEQ_LEN, GLOBAL_BATCH = 128, 8
+LONGEST_S = 60.0  # that a collective may take: a row that hangs fails, and the next ones run
 LOSSES = (0, 2)  # the first step's, and that after two more
 WITHIN = 1e-5  # relative: fp32 sums in another order differ in their last digits, and two steps of Adam add to that
 
@@ -181,7 +182,7 @@ def _run(run: LayoutRun, references: dict[str, Measurement | None], *, alone: bo
     try:
         scenario = run.scenario
         ranks = scenario.devices
-        trained = train(scenario, TrainOptions(steps=run.steps, device="cpu"))
+        trained = train(scenario, TrainOptions(steps=run.steps, device="cpu", timeout_s=LONGEST_S))
         if trained.stopped:
             raise KeyboardInterrupt  # Ctrl-C was for all rows
         measured = trained.measurement
