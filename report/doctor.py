@@ -103,7 +103,9 @@ def _torch() -> Check:
     folders = list(spec.submodule_search_locations or []) if spec else []
     if not folders:
         return Check("torch", True, f"{found}, but it cannot be imported: exatwin train needs it; install it anew")
-    (least,) = TORCH_NEEDED.findall("\n".join(metadata.requires("exatwin") or [])) or ("",)
+    least, *_ = TORCH_NEEDED.findall("\n".join(metadata.requires("exatwin") or [])) or [
+        ""
+    ]  # of the extras that name it
     old = f"; exatwin train needs {least} or newer" if _numbers(found) < _numbers(least) else ""
     return Check("torch", True, f"{found}, for exatwin train: {_backends(Path(folders[0]))}{old}")
 
