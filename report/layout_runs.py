@@ -90,7 +90,7 @@ def _cells(outcome: RunOutcome) -> list[str]:
     elif outcome.differences is None:
         right = ["no reference", "-", "-", "-"]
     else:
-        right = ["yes" if outcome.right else "NO", *(f"{value:.1e}" for value in outcome.differences)]
+        right = ["yes" if outcome.right else "NO", *(f"{value:.1e}" if value else "0" for value in outcome.differences)]
     parts, spread = measured.breakdown_s, measured.spread_s
     communication = parts.tp_comm + parts.pp_comm + parts.dp_comm + parts.cp_comm + parts.ep_comm
     shares = [(parts.compute + parts.recompute), communication, parts.bubble]
@@ -140,8 +140,8 @@ def _host(began: str, loads: Sequence[float], seconds: float) -> str:
     return (
         f"Measured on {began} on {_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}, "
         f"Python {platform.python_version()}, torch {metadata.version('torch')}, gloo over loopback, one thread a "
-        f"rank, in {seconds / 60:.0f} minutes. Other work ran on the host: the load was {loads[0]:.1f} at the start "
-        f"and {loads[1]:.1f} at the end. Parameters: {parameters}."
+        f"rank, in {seconds / 60:.0f} minutes. Other work ran on the host: the load average was between {min(loads):.1f} "
+        f"and {max(loads):.1f}. Parameters: {parameters}."
     )
 
 
@@ -167,10 +167,15 @@ def with_runs(page: str, text: str) -> str:
 def main() -> None:
     """Train every layout, and write the page."""
     began, clock = datetime.datetime.now(datetime.UTC).date().isoformat(), time.monotonic()
-    before = os.getloadavg()[0]
+    loads = [os.getloadavg()[0]]
+
+    def note(text: str) -> None:
+        loads.append(os.getloadavg()[0])
+        print(text, file=sys.stderr, flush=True)
+
     with progress_on(sys.stderr, "training layouts") as progress:
-        outcomes = run_layouts(told=progress, note=lambda text: print(text, file=sys.stderr, flush=True))
-    host = _host(began, (before, os.getloadavg()[0]), time.monotonic() - clock)
+        outcomes = run_layouts(told=progress, note=note)
+    host = _host(began, loads, time.monotonic() - clock)
     PAGE.write_text(with_runs(PAGE.read_text(encoding="utf-8"), layout_runs_markdown(outcomes, host)), encoding="utf-8")
 
 
