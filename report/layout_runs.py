@@ -140,8 +140,8 @@ def _host(began: str, loads: Sequence[float], seconds: float) -> str:
     return (
         f"Measured on {began} on {_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}, "
         f"Python {platform.python_version()}, torch {metadata.version('torch')}, gloo over loopback, one thread a "
-        f"rank, in {seconds / 60:.0f} minutes. Other work ran on the host: the load average was between {min(loads):.1f} "
-        f"and {max(loads):.1f}. Parameters: {parameters}."
+        f"rank, in {seconds / 60:.0f} minutes. Other work ran on the host: the load average was between "
+        f"{min(loads):.1f} and {max(loads):.1f}. Parameters: {parameters}."
     )
 
 
