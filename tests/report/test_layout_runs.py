@@ -175,14 +175,12 @@ def test_real_runs_of_a_tiny_model_are_right(tmp_path):
 
 
 def test_the_page_holds_every_row_and_none_is_wrong():
-    """`make train-table` writes it anew; what failed must be told with its reason."""
+    """`make train-table` writes it anew."""
     page = PAGE.read_text(encoding="utf-8")
     written = rows(page)
     asked = [(run.model, str(run.scenario.devices)) for run in LAYOUT_RUNS]
     assert [(row["model"], row["ranks"]) for row in written] == asked
-    assert {row["right"] for row in written} <= {"reference", "yes", "failed"}
-    for row in written:
-        assert (row["right"] == "failed") == (f"- {row['model']}, {row['layout']}: " in page)
+    assert {row["right"] for row in written} == {"reference", "yes"}
 
 
 def test_the_command_writes_the_page_and_says_which_rows_there_were(monkeypatch, tmp_path, capsys):

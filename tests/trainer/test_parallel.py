@@ -132,6 +132,8 @@ LAYOUTS = {
     "cp and tp, llama": f"cp=2 {SP} {LLAMA}",
     "stages before replicas": f"{SP} pp=2 dp=2 placement.order=tp-pp-dp",
     "stages next to each other": "tp=2 pp=2 dp=2 placement.order=pp-dp-tp zero=1",
+    "replicas of four stages, tied": "pp=4 dp=2 micro_batch=1",
+    "replicas of stages of which some have experts": f"pp=2 dp=2 {SHARED} model.dense_layers=2",
     "eight ranks, zero 1": f"{SP} pp=2 dp=2 zero=1",
     "eight ranks, zero 3": f"{SP} pp=2 dp=2 zero=3",
     "eight ranks, zero 3, weights kept": f"{SP} pp=2 dp=2 zero=3 reshard_after_forward=false",

@@ -20,7 +20,7 @@ from torch import nn
 
 from ...scenarios.scenario import Scenario
 from ..comm import Channel
-from ..grid import Grid
+from ..grid import Grid, embedding_ranks
 from ..model import Spec, Stage
 from .replicas import PARTS, Holder, Owned, Whole, copied, holders_of, parts_of, placed, spec_of
 from .tensor import local
@@ -160,18 +160,22 @@ class FlatReplicas:
 
     @torch.no_grad()
     def squared_norm_alone(self, world: Channel) -> float | None:
-        """Of dense parameters alone: with context parallelism or experts no rank has a replica's gradients."""
+        """Of dense parameters alone: with context parallelism or experts no rank has a replica's gradients.
+
+        Whether it is known must be the same on every rank, whatever stage it has, for all of them sum.
+        """
         scenario = self._scenario
-        if scenario.dp == 1 or scenario.layout.cp > 1 or len(self._families) > 1:
+        if scenario.dp == 1 or scenario.layout.cp > 1 or scenario.model.is_moe:
+            return None
+        first, last = embedding_ranks(scenario)
+        if scenario.model.tied and first != last:
             return None
         (family,) = self._families
-        if family.partial[1] > family.partial[0]:
+        if family.partial[1] > family.partial[0]:  # on all ranks or none: every stage has layers
             return None
         total = torch.zeros((), dtype=torch.float64, device=self._grid.device)
         for place in family.places:
             spec, part = spec_of(place.parameter), family.gradients[place.begin : place.end]
-            if copied(scenario, spec):
-                return None
             total += part.dot(part).double() / (self._grid.tp.size if spec.cut is None else 1)
         return float(world.all_reduce(total)) / scenario.dp
 
