@@ -112,6 +112,25 @@ class Scenario:
         """Micro-batches of one replica in one step."""
         return self.training.global_batch // (self.layout.micro_batch * self.dp)
 
+    def home_rank(self, virtual_stage: int) -> int:
+        """The pipeline rank that runs a virtual stage."""
+        layout = self.layout
+        if layout.vpp == 1:
+            return virtual_stage
+        rank, _ = self.schedule.home(virtual_stage, layout.pp, layout.vpp)
+        return int(rank)
+
+    @property
+    def embedding_ranks(self) -> tuple[int, int]:
+        """Pipeline ranks of the first and the last virtual stage."""
+        return self.home_rank(0), self.home_rank(self.layout.virtual_stages - 1)
+
+    @property
+    def embedding_copied(self) -> bool:
+        """Whether a tied embedding stands twice: on two ranks, for the first and the last virtual stage."""
+        first, last = self.embedding_ranks
+        return self.model.tied and first != last
+
     def algorithm(self, group: str, op: str) -> str | None:
         """The algorithm that the scenario names for an operation of a group; None for the library's choice."""
         return self.collectives.of(group, op)

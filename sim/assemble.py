@@ -140,7 +140,7 @@ def _parts(scenario: Scenario, cost: JobCost, placed: StageTable) -> list[list[P
     last = len(cost.stages) - 1
     embedding = model.rank_embedding_parameters(layout.tp, scenario.training.seq_len)
     head = shards.head_parameters(scenario)
-    own_head = not model.tied or shards.embedding_copied(scenario)
+    own_head = not model.tied or scenario.embedding_copied
     return [
         [
             Parts(

@@ -110,7 +110,7 @@ class _Costs:
         self.shapes = Shapes(scenario.model, scenario.training, scenario.layout, scenario.framework.memory)
         self.split = scenario.schedule.splits_backward
         self.layers = scenario.layout.layers_by_virtual_stage(scenario.model.layers)
-        self.home = tuple(shards.home_rank(scenario, stage) for stage in range(len(self.layers)))
+        self.home = tuple(scenario.home_rank(stage) for stage in range(len(self.layers)))
         placement = placement_of(scenario)
         slowdown = calibration.compute.overlap_slowdown
         self.pricer = Pricer(

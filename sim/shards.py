@@ -47,21 +47,6 @@ class ReplicaBuffer:
 # --- what a rank holds ----------------------------------------------------------------------------------------------
 
 
-def home_rank(scenario: Scenario, virtual_stage: int) -> int:
-    """The pipeline rank that runs a virtual stage."""
-    layout = scenario.layout
-    if layout.vpp == 1:
-        return virtual_stage
-    rank, _ = scenario.schedule.home(virtual_stage, layout.pp, layout.vpp)
-    return int(rank)
-
-
-def embedding_copied(scenario: Scenario) -> bool:
-    """Whether a tied embedding stands twice: on two ranks, for the first and the last virtual stage."""
-    last = scenario.layout.virtual_stages - 1
-    return scenario.model.tied and home_rank(scenario, 0) != home_rank(scenario, last)
-
-
 def rank_parameters(scenario: Scenario, virtual_stage: int) -> RankParameters:
     """Parameters of one rank of a virtual stage.
 
@@ -80,7 +65,7 @@ def rank_parameters(scenario: Scenario, virtual_stage: int) -> RankParameters:
     if virtual_stage == layout.virtual_stages - 1:
         count += model.mtp_share(layout.tp, layout.ep, layout.etp)
         dense += model.rank_final_norm_parameters()
-        if not model.tied or embedding_copied(scenario):
+        if not model.tied or scenario.embedding_copied:
             dense += head_parameters(scenario)
     return count + RankParameters(dense)
 
@@ -96,7 +81,7 @@ def stage_parameters(scenario: Scenario) -> tuple[RankParameters, ...]:
     """Parameters of one rank, one entry a pipeline rank: those of all its virtual stages."""
     held = [RankParameters(0)] * scenario.layout.pp
     for virtual_stage in range(scenario.layout.virtual_stages):
-        held[home_rank(scenario, virtual_stage)] += rank_parameters(scenario, virtual_stage)
+        held[scenario.home_rank(virtual_stage)] += rank_parameters(scenario, virtual_stage)
     return tuple(held)
 
 
@@ -295,7 +280,7 @@ def tensor_sums(scenario: Scenario) -> tuple[float, ...]:
     found = [0.0] * scenario.layout.pp
     each = wire_bytes(scenario) / (shard_members(scenario) if by_unit(scenario) else 1)
     for virtual_stage in range(scenario.layout.virtual_stages):
-        found[home_rank(scenario, virtual_stage)] += each * partial_parameters(scenario, virtual_stage)
+        found[scenario.home_rank(virtual_stage)] += each * partial_parameters(scenario, virtual_stage)
     return tuple(found)
 
 
@@ -320,6 +305,6 @@ def _experts(scenario: Scenario, op: ReplicaOp, each: float, held: tuple[RankPar
 
 def embedding_bytes(scenario: Scenario) -> float:
     """Gradient buffer that the two copies of a tied embedding reduce; 0 where there is one copy."""
-    if not embedding_copied(scenario):
+    if not scenario.embedding_copied:
         return 0.0
     return float(head_parameters(scenario) * scenario.framework.tied_reduce_bytes[scenario.training.precision])

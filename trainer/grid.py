@@ -53,7 +53,6 @@ class Grid:
         channels: By kind of group: tp, cp, dp, shard, hybrid, ep, etp, edp, pp, embedding, world.
         phase: Of the backward under way.
         sequence_parallel: Whether the stream is cut over the tensor ranks.
-        experts_spread: Whether experts lie on a mesh of their own.
     """
 
     place: Place
@@ -102,7 +101,7 @@ def group_tables(scenario: Scenario) -> dict[str, np.ndarray]:
     shard = layout.shard_group or replicas
     etp = layout.etp or tp
     expert = ranks.reshape(pp, -1, layout.ep, etp)  # the expert's tensor rank fastest, then ep, then the copies
-    first, last = embedding_ranks(scenario)
+    first, last = scenario.embedding_ranks
     return {
         "world": ranks.reshape(1, -1),
         "tp": ranks.reshape(-1, tp),
@@ -118,20 +117,6 @@ def group_tables(scenario: Scenario) -> dict[str, np.ndarray]:
         if first != last
         else ranks.reshape(-1, 1),
     }
-
-
-def home(scenario: Scenario, stage: int) -> int:
-    """The pipeline rank that runs a virtual stage."""
-    layout = scenario.layout
-    if layout.vpp == 1:
-        return stage
-    rank, _ = scenario.schedule.home(stage, layout.pp, layout.vpp)
-    return int(rank)
-
-
-def embedding_ranks(scenario: Scenario) -> tuple[int, int]:
-    """Pipeline ranks of the first and the last virtual stage."""
-    return home(scenario, 0), home(scenario, scenario.layout.virtual_stages - 1)
 
 
 def stages_of(scenario: Scenario, pp_rank: int) -> list[int]:

@@ -22,7 +22,7 @@ from .optimizer import FIRST_SCALE, LossScale, adam, update
 from .parallel.context import positions
 from .parallel.data import replicas_of, storage_type
 from .parallel.pipeline import Done, build_pipeline
-from .parallel.replicas import Replicas
+from .parallel.replicas import Replicas, holders_of
 from .parallel.tensor import cross_entropy, local
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -85,6 +85,7 @@ class Trainer:
     replicas: Replicas = field(init=False)
     optimizer: torch.optim.Optimizer = field(init=False)
     scale: LossScale = field(init=False)
+    parameters: int = field(init=False)  # that this rank holds before ZeRO shards them
 
     def __post_init__(self) -> None:
         scenario, grid = self.scenario, self.grid
@@ -103,8 +104,7 @@ class Trainer:
             balanced=self.balanced,
         )
         self.stages = build_stages(build, stages_of(scenario, grid.place.pp))
-        held = {id(p): p for stage in self.stages for p in stage.parameters()}
-        self._parameters = sum(local(p).numel() for p in held.values())
+        self.parameters = sum(local(parameter).numel() for parameter, _ in holders_of(self.stages))
         self.replicas = replicas_of(scenario, grid, self.stages, self.dtype)
         self.optimizer = adam(self.replicas.owned, self.learning_rate)
         fp16 = scenario.training.precision == "fp16"
@@ -124,11 +124,6 @@ class Trainer:
         """First sequence of the global batch that this rank trains on, and how many."""
         each = self.scenario.training.global_batch // self.scenario.dp
         return self.grid.place.dp * each, each
-
-    @property
-    def parameters(self) -> int:
-        """Parameters that this rank holds before ZeRO shards them."""
-        return self._parameters
 
     def passes(self, batch: np.ndarray, *, stop: bool = False) -> tuple[float, bool]:
         """Forward and backward of this rank's sequences.

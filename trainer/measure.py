@@ -47,6 +47,7 @@ PARTS = {  # which part of the breakdown a group's waiting belongs to
     "hybrid": "dp_comm",
     "embedding": "dp_comm",
 }
+_BREAKDOWN = tuple(Breakdown.__dataclass_fields__)
 BOOKKEEPING = "world"  # the loss to be shown and the norm of all gradients: no layout's own communication
 
 
@@ -364,11 +365,8 @@ def _rank(scenario: Scenario, reports: Sequence[RankReport], index: int, counted
         whole = step.step_s + step.data_s
         found.append(Breakdown(**parts, other=whole - sum(parts.values())))
     # Medians of parts do not sum to the median of the whole; means do, so they are scaled to it.
-    whole = statistics.median(one.total for one in found)
-    mean = statistics.fmean(one.total for one in found)
-    names = Breakdown.__dataclass_fields__
-    scaled = {name: statistics.fmean(getattr(one, name) for one in found) * whole / mean for name in names}
-    breakdown = Breakdown(**scaled)
+    means = Breakdown(**{name: statistics.fmean(getattr(one, name) for one in found) for name in _BREAKDOWN})
+    breakdown = _to_step(means, statistics.median(one.total for one in found))
     return RankMeasurement(
         rank=report.rank,
         pp=pp,
@@ -386,9 +384,9 @@ def _rank(scenario: Scenario, reports: Sequence[RankReport], index: int, counted
 
 
 def _to_step(parts: Breakdown, step_s: float) -> Breakdown:
-    """The same shares of another step time: that of the slowest rank."""
+    """The same shares of another step time."""
     factor = step_s / parts.total if parts.total else 1.0
-    return Breakdown(**{name: factor * getattr(parts, name) for name in Breakdown.__dataclass_fields__})
+    return Breakdown(**{name: factor * getattr(parts, name) for name in _BREAKDOWN})
 
 
 def _comm(report: RankReport, counted: Sequence[int], messages_s: float) -> tuple[CommRecord, ...]:

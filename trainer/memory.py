@@ -106,12 +106,6 @@ class MemoryMeter:
             return float(torch.cuda.max_memory_reserved(self.device))
         return self.peak_bytes()
 
-    def now_bytes(self) -> float:
-        """What is held now."""
-        if self.device.type == "cuda":
-            return float(torch.cuda.memory_allocated(self.device))
-        return max(_status("RssAnon:") - self.base_bytes, 0.0)
-
 
 def load_average() -> float | None:
     """Processes that ran or waited on the host in the last minute, on average."""

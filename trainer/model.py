@@ -24,6 +24,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
+from ..scenarios.flop import recompute_by_layer
 from ..scenarios.layout import Layout
 from ..scenarios.model import Model
 from .comm import Channel
@@ -559,7 +560,7 @@ class Stage(nn.Module):
         counts = layout.layers_by_virtual_stage(model.layers)
         first, self.number = sum(counts[:number]), number
         self.is_first, self.is_last = number == 0, number == layout.virtual_stages - 1
-        modes = _modes(layout, number, counts[number])
+        modes = recompute_by_layer(layout, model.layers)[first : first + counts[number]]
         self.embedding = Embedding(build) if self.is_first else None
         self.layers = nn.ModuleDict({str(first + at): Layer(build, first + at, mode) for at, mode in enumerate(modes)})
         self.modes = dict(zip(self.layers, modes, strict=True))
@@ -585,12 +586,3 @@ class Stage(nn.Module):
         """Every parameter once, with its name in the whole model."""
         for parameter in self.parameters():
             yield parameter.spec.name, parameter  # type: ignore[attr-defined]
-
-
-def _modes(layout: Layout, stage: int, layers: int) -> list[str]:
-    """What each layer of a virtual stage recomputes."""
-    from ..scenarios.schedules import load_schedule
-
-    rank = stage if layout.vpp == 1 else load_schedule(layout.schedule).home(stage, layout.pp, layout.vpp)[0]
-    mode = layout.recompute_by_stage()[rank]
-    return [mode if chosen else "none" for chosen in layout.recomputed_layers(layers)]

@@ -20,7 +20,7 @@ from torch import nn
 
 from ...scenarios.scenario import Scenario
 from ..comm import Channel
-from ..grid import Grid, embedding_ranks
+from ..grid import Grid
 from ..model import Spec, Stage
 from .replicas import PARTS, Holder, Owned, Whole, copied, holders_of, parts_of, placed, spec_of
 from .tensor import local
@@ -165,10 +165,7 @@ class FlatReplicas:
         Whether it is known must be the same on every rank, whatever stage it has, for all of them sum.
         """
         scenario = self._scenario
-        if scenario.dp == 1 or scenario.layout.cp > 1 or scenario.model.is_moe:
-            return None
-        first, last = embedding_ranks(scenario)
-        if scenario.model.tied and first != last:
+        if scenario.dp == 1 or scenario.layout.cp > 1 or scenario.model.is_moe or scenario.embedding_copied:
             return None
         (family,) = self._families
         if family.partial[1] > family.partial[0]:  # on all ranks or none: every stage has layers

@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor, Placement
 
 from ...scenarios.scenario import Scenario
 from ..comm import Channel
-from ..grid import embedding_ranks
 from ..model import Spec, Stage
 
 PARTS = ("weight", "exp_avg", "exp_avg_sq")  # what a checkpoint holds of each parameter; Adam's names in torch
@@ -109,8 +108,7 @@ def spec_of(parameter: torch.Tensor) -> Spec:
 
 def copied(scenario: Scenario, spec: Spec) -> bool:
     """Whether a weight is that of a tied embedding which stands on two pipeline ranks."""
-    first, last = embedding_ranks(scenario)
-    return spec.name == "embedding.words" and scenario.model.tied and first != last
+    return spec.name == "embedding.words" and scenario.embedding_copied
 
 
 @dataclass(frozen=True)
@@ -141,9 +139,7 @@ def placed(values: torch.Tensor, whole: Whole | None) -> torch.Tensor:
 
 def parts_of(owned: Owned, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """The values that this rank updates, and their moments, which are made where no step has yet."""
-    held = next(
-        p for group in optimizer.param_groups for p in group["params"] if p.data_ptr() == owned.master.data_ptr()
-    )
+    held = owned.held
     state = optimizer.state[held]
     for name in PARTS[1:]:
         if name not in state:

@@ -93,8 +93,7 @@ class ShardedReplicas:
         )
         keep = self._reshards and self._pipelined
         for stage in self.stages:
-            specs = {id(parameter): spec_of(parameter) for parameter in stage.parameters()}
-            order = [specs[id(parameter)] for parameter in stage.parameters()]
+            order = [spec_of(parameter) for parameter in stage.parameters()]
             units: list[tuple[nn.Module, bool]] = [(layer, self._reshards) for layer in stage.layers.values()]
             tied = self.scenario.model.tied
             if stage.embedding is not None and not (tied and stage.is_last):
@@ -105,9 +104,8 @@ class ShardedReplicas:
                 fully_shard(module, mesh=grid.mesh["shard"], reshard_after_forward=reshard, mp_policy=mixed)
             for parameter, spec in zip(stage.parameters(), order, strict=True):
                 parameter.spec = spec  # type: ignore[attr-defined]
-            for module in stage.modules():
-                if isinstance(module, FSDPModule):
-                    self._log(module)
+            for unit in _units(stage):
+                self._log(unit)
         self._parameters = [parameter for parameter, _ in holders_of(self.stages)]
         self.owned = [
             Owned(
@@ -134,12 +132,6 @@ class ShardedReplicas:
         across = self.grid.tp.size if spec.cut is None else 1
         return across * self._copies.size * (2 if copied(self.scenario, spec) else 1)
 
-    def _units(self) -> Iterator[FSDPModule]:
-        for stage in self.stages:
-            for module in stage.modules():
-                if isinstance(module, FSDPModule):
-                    yield module
-
     def run(self, stage: Stage) -> Callable[[torch.Tensor], torch.Tensor]:
         """The stage itself."""
         return stage
@@ -157,9 +149,8 @@ class ShardedReplicas:
     def after_backward(self, stage: Stage) -> None:
         """In a pipeline torch keeps weights gathered behind a backward; where they are given up, here they are."""
         if self._reshards and self._pipelined:
-            for module in stage.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
+            for module in _units(stage):
+                module.reshard()
 
     def squared_norm_alone(self, world: Channel) -> float | None:
         """Not known: units are summed as they come."""
@@ -208,6 +199,10 @@ class ShardedReplicas:
         """Shards in fp32; below fp32 the weights that stay are the optimizer's."""
         size = float(sum(owned.master.numel() * 4 for owned in self.owned))
         return {"parameters": size if self.dtype == torch.float32 else 0.0, "gradients": size}
+
+
+def _units(stage: Stage) -> Iterator[FSDPModule]:
+    return (module for module in stage.modules() if isinstance(module, FSDPModule))
 
 
 def _shard(parameter: nn.Parameter) -> torch.Tensor:
