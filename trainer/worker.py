@@ -64,7 +64,6 @@ class StepNews:
     loss: float
     tokens_per_s: float
     memory_bytes: float
-    resumed_from: int
 
 
 Tell = Callable[[StepNews], None]
@@ -289,7 +288,6 @@ class _Run:
             step.loss,
             self.scenario.tokens_per_step / seconds,
             self.meter.peak_bytes(),
-            self.start,
         )
 
     def _profile_begins(self) -> None:

@@ -27,7 +27,7 @@ from exatwin.scenarios.scenario import load_scenario
 MIB = 2.0**20
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 SCENARIO = load_scenario("local-gpt-10m")
-NEWS = {"step": 4, "steps": 20, "loss": 3.14159, "tokens_per_s": 12345.6, "memory_bytes": 96.5 * MIB, "resumed_from": 0}
+NEWS = {"step": 4, "steps": 20, "loss": 3.14159, "tokens_per_s": 12345.6, "memory_bytes": 96.5 * MIB}
 
 
 def news(**changes):
